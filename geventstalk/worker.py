@@ -10,14 +10,25 @@ import json
 import logging
 import os
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
-from geventstalk.client import BadFormat, BeanstalkError, Client, ConnectionLost, DeadlineSoon, Job, NotFound, TimedOut
+from geventstalk.client import (
+    BadFormat,
+    BeanstalkError,
+    Client,
+    DeadlineSoon,
+    Forbidden,
+    Job,
+    NotFound,
+    ServerError,
+    TimedOut,
+    Unauthorized,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,6 +38,8 @@ _LOOK_S: Final = 1
 """Seconds that a reserve waits before the worker checks whether it is to end."""
 _TOUCH_PART: Final = 3
 """A job is touched when this part of its time to run is over."""
+_DELAY_MAX_S: Final = (1 << 32) - 1
+_NO_CALL: Final = "the body is no call of a task that is known here"
 _LOG: Final = logging.getLogger("geventstalk.worker")
 
 
@@ -39,7 +52,11 @@ class Backoff(NamedTuple):
 
     def after(self, tries: int) -> int:
         """Returns the delay after this many tries."""
-        return int(min(self.most, self.first * self.factor ** min(max(0, tries - 1), 1000)))
+        try:
+            grown = float(self.factor) ** max(0, tries - 1)
+        except OverflowError:
+            grown = sys.float_info.max
+        return int(min(self.most, self.first * grown))
 
 
 _BACKOFF: Final = Backoff()
@@ -110,7 +127,9 @@ class Tasks:
         self, address: str | Sequence[str] = DEFAULT_ADDRESS, *, tls: ssl.SSLContext | None = None, token: str = ""
     ) -> None:
         self.by_name: dict[str, Task[Any, Any]] = {}
-        self._connect: Callable[[str], Client] = lambda tube: Client(address, use=tube, tls=tls, token=token)
+        self._address = address
+        self._tls = tls
+        self._token = token
         self._lock = threading.Lock()
         self._clients: dict[int, Client] = {}  # by process: a fork has to have its own
 
@@ -126,7 +145,8 @@ class Tasks:
         with self._lock:
             client = self._clients.get(os.getpid())
             if client is None:
-                client = self._clients[os.getpid()] = self._connect(tube)
+                client = Client(self._address, use=tube, tls=self._tls, token=self._token)
+                self._clients[os.getpid()] = client
             client.use(tube)
             return client.put(body, **numbers)
 
@@ -158,22 +178,34 @@ class Tasks:
         """The tubes of all tasks."""
         return sorted({task.tube for task in self.by_name.values()})
 
+    def worker(self, address: str | Sequence[str] | None = None) -> Worker:
+        """Returns a worker for these tasks, of the server that they are put into unless `address` names another."""
+        where = self._address if address is None else address
+        return Worker(self.run, self.tubes, where, self.policy_of, tls=self._tls, token=self._token)
+
     def run(self, attempt: Attempt) -> None:
         """Does the work of a job: a Handler. A body that is no call of a task is buried."""
-        try:
-            call = json.loads(attempt.job.body)
-            task = self.by_name[call["task"]]
-            args, kwargs = call["args"], call["kwargs"]
-        except (ValueError, KeyError, TypeError):
-            raise Bury("the body is no call of a task that is known here") from None
+        task, args, kwargs = self._call_of(attempt)
         task(*args, **kwargs)
 
     def policy_of(self, attempt: Attempt) -> Policy:
         """Returns the terms of a job: those of its task."""
-        with suppress(ValueError, KeyError, TypeError):
-            task = self.by_name[json.loads(attempt.job.body)["task"]]
-            return Policy(task.tries, task.backoff, task.timeout_s)
-        return Policy()
+        try:
+            task, _, _ = self._call_of(attempt)
+        except Bury:
+            return Policy()
+        return Policy(task.tries, task.backoff, task.timeout_s)
+
+    def _call_of(self, attempt: Attempt) -> tuple[Task[Any, Any], list[Any], dict[str, Any]]:
+        """Returns the task that a body calls, and its arguments. Raises Bury."""
+        try:
+            call = json.loads(attempt.job.body)
+            task, args, kwargs = self.by_name[call["task"]], call["args"], call["kwargs"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise Bury(_NO_CALL) from None
+        if not isinstance(args, list) or not isinstance(kwargs, dict):
+            raise Bury(_NO_CALL)
+        return task, args, kwargs
 
 
 class Policy(NamedTuple):
@@ -243,12 +275,17 @@ class Worker:
         self._ends.set()
 
     def run(self) -> None:
-        """Works until stop(). Waits for a server that is away."""
+        """Works until stop(). Waits for a server that is away, or that has a fault.
+
+        Raises Unauthorized, or Forbidden where the user may not watch a tube.
+        """
         with self:
             while not self._ends.is_set():
                 try:
                     self.work_once(_LOOK_S)
-                except ConnectionLost as error:
+                except (Unauthorized, Forbidden):
+                    raise
+                except BeanstalkError as error:
                     _LOG.warning("%s; trying again", error)
                     self._ends.wait(_LOOK_S)
 
@@ -294,6 +331,7 @@ class Worker:
             self._end(attempt, "failed", lambda: self._bury(attempt, why))
         else:
             _LOG.warning("job %d of %s failed in try %d: %s", job.id, attempt.tube, attempt.tries, why)
+            delay_s = min(max(0, int(delay_s)), _DELAY_MAX_S)
             self._end(attempt, "failed", lambda: client.release(job.id, priority=attempt.priority, delay=delay_s))
 
     def _bury(self, attempt: Attempt, why: str) -> None:
@@ -310,3 +348,5 @@ class Worker:
             end()
         except NotFound:
             _LOG.warning("job %d %s, and is another worker's by now", attempt.job.id, what)
+        except ServerError as error:
+            _LOG.warning("job %d %s, and stays reserved until its time is over: %s", attempt.job.id, what, error)

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from geventstalk.client import Client, NotFound
+import geventstalk.worker as worker_module
+from geventstalk.client import Client, InternalError, NotFound
+from geventstalk.exits import EXIT_NOT_ALLOWED
 from geventstalk.worker import Attempt, Backoff, Bury, Policy, Retry, Tasks, Worker
 from tests.support.clients import until
 from tests.support.process import GEVENTSTALK, ServerProcess
@@ -49,6 +51,7 @@ def all_of(at: Worker) -> None:
 def test_a_backoff_grows_to_its_limit() -> None:
     assert [Backoff(2, 3, 40).after(tries) for tries in (0, 1, 2, 3, 4, 10**9)] == [2, 2, 6, 18, 40, 40]
     assert Backoff(0, 2, 5).after(3) == 0
+    assert [Backoff(first, 3.0, 40).after(10**9) for first in (0.5, 0)] == [40, 0]
 
 
 def test_what_becomes_of_a_job(address: str, client: Client) -> None:
@@ -75,6 +78,46 @@ def test_what_becomes_of_a_job(address: str, client: Client) -> None:
     assert stats["retry"]["delay"] == 100 and stats["fails"]["reserves"] == 2
     assert all(found["pri"] == 7 for found in stats.values()), "a job keeps its priority"
     assert (seen[0].tube, seen[0].ttr_s, seen[0].tries) == ("t", 9, 1)
+
+
+@pytest.mark.parametrize("delay_s", [-1, 1.5, 1 << 40])
+def test_a_wrong_delay_of_a_task_ends_no_worker(address: str, client: Client, delay_s: int) -> None:
+    def handler(attempt: Attempt) -> None:
+        raise Retry(delay_s)
+
+    id = client.put("x")
+    at = worker(address, handler)
+    with at:
+        assert at.work_once()
+    assert client.stats_job(id)["delay"] == min(max(0, int(delay_s)), (1 << 32) - 1)
+
+
+def test_a_server_with_a_fault_ends_no_worker(
+    address: str, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The job is done again when its time is over, and later jobs are done at once."""
+    at = worker(address, lambda attempt: None)
+    delete, reserve, faults = at._client.delete, at._client.reserve_with_timeout, ["delete", "reserve"]
+
+    def fails_once(what: str, method: Callable[[int], object]) -> Callable[[int], object]:
+        def call(number: int) -> object:
+            if what in faults:
+                faults.remove(what)
+                raise InternalError("the server answers INTERNAL_ERROR")
+            return method(number)
+
+        return call
+
+    monkeypatch.setattr(at._client, "delete", fails_once("delete", delete))
+    monkeypatch.setattr(at._client, "reserve_with_timeout", fails_once("reserve", reserve))
+    monkeypatch.setattr(worker_module, "_LOOK_S", 0)
+    ids = [client.put("x"), client.put("y")]
+    thread = threading.Thread(target=at.run)
+    thread.start()
+    until(lambda: states(client, ids[0]) == ["reserved"] and not states(client, ids[1]), "the worker has ended")
+    at.stop()
+    thread.join(30)
+    assert not faults and "stays reserved" in caplog.text and "trying again" in caplog.text
 
 
 def test_a_long_job_is_touched(address: str, client: Client) -> None:
@@ -142,10 +185,16 @@ def test_tasks_are_put_and_run(address: str, client: Client) -> None:
     first, second = send.put("ann", copies=2), fails.put()
     third = send.put_with(priority=1, delay=0, ttr=5)("bob")
     assert json.loads(client.peek(first).body) == {"task": "send", "args": ["ann"], "kwargs": {"copies": 2}}
-    nonsense = [client.put(body) for body in ("{", "[]", "{}", '{"task":"none","args":[],"kwargs":{}}', "\xff")]
+    bodies = ["{", "[]", "{}", '{"task":"none","args":[],"kwargs":{}}', "\xff", "[" * 50_000]
+    bodies += [
+        '{"task":"other","args":"","kwargs":{}}',
+        '{"task":"other","args":[],"kwargs":[]}',
+        '{"task":[],"args":[]}',
+    ]
+    nonsense = [client.put(body) for body in bodies]
     all_of(Worker(tasks.run, tasks.tubes, address, tasks.policy_of))
     assert calls[:3] == [("here", 3), ("bob", 1), ("ann", 2)] and calls.count("fails") == 5
-    assert [client.stats_job(id)["state"] for id in (second, *nonsense)] == ["buried"] * 6
+    assert [client.stats_job(id)["state"] for id in (second, *nonsense)] == ["buried"] * 10
     for id in (first, third):
         with pytest.raises(NotFound):
             client.stats_job(id)
@@ -290,10 +339,47 @@ def test_a_second_signal_ends_at_once(working: Callable[..., subprocess.Popen[st
     until(lambda: states(client, 1) == ["ready"], "the job does not go back")
 
 
+def test_a_module_names_its_server_unless_the_command_does(client: Client, address: str, tmp_path: Path) -> None:
+    (tmp_path / "there.py").write_text(
+        "from geventstalk.worker import Tasks\n"
+        f"tasks = Tasks('{address}')\n"
+        "@tasks.task(tube='t')\n"
+        "def report():\n"
+        "    pass\n"
+    )
+    port = address.rpartition(":")[2]
+    for words, variable in (([], ""), (["-p", "1"], ""), (["-p", port], ""), ([], "1"), ([], port)):
+        client.put('{"task":"report","args":[],"kwargs":{}}')
+        environment = {**os.environ, **({"GEVENTSTALK_PORT": variable} if variable else {})}
+        command = [*GEVENTSTALK, "work", *words, "there"]
+        with subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, stderr=subprocess.PIPE) as process:
+            if "1" in (*words, variable):
+                assert process.stderr is not None and "cannot connect" in process.stderr.readline()
+                assert client.stats_tube("t")["current-jobs-ready"] == 1
+                client.delete(client.peek_ready().id)
+            else:
+                until(lambda: client.stats_tube("t")["cmd-delete"] == client.stats_tube("t")["total-jobs"], "not done")
+            process.kill()
+
+
+def test_a_server_that_refuses_the_worker_is_one_line(start_server: Starter, tmp_path: Path) -> None:
+    users = {"mailer": {"unix_user": os.getuid(), "rights": {"mail": "work"}}}
+    path = tmp_path / "access"
+    path.write_text(json.dumps({"users": users}))
+    path.chmod(0o600)
+    listeners = [{"address": f"unix:{tmp_path}/{name}", "identity": [name]} for name in ("token", "unix_user")]
+    (tmp_path / "settings").write_text(json.dumps({"listeners": listeners, "access": str(path)}))
+    start_server("--config", str(tmp_path / "settings"))
+    for name, says in (("token", "UNAUTHORIZED"), ("unix_user", "FORBIDDEN to watch")):
+        code, out, err = run("work", "-l", f"unix:{tmp_path}/{name}", "-j", "3", "other", "--", "true")
+        assert (code, out, err.count("\n")) == (EXIT_NOT_ALLOWED, "", 1) and says in err
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (["no_such_module"], "there is no Python module no_such_module"),
+        (["t", "--", "./no-such-command", "-x"], "there is no command ./no-such-command"),
         (["json"], "json names no Tasks"),
         (["json:loads"], "json:loads names no Tasks"),
         (["-j", "0", "t", "--", "true"], "0"),

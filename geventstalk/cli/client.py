@@ -19,7 +19,7 @@ import click
 from geventstalk import __version__
 from geventstalk.cli.ending import Failed, Stopped
 from geventstalk.cli.params import Number
-from geventstalk.config import ConfigError, load
+from geventstalk.config import ConfigError, Settings, load
 from geventstalk.exits import EXIT_DAMAGE, EXIT_NONSENSE, EXIT_NOT_ALLOWED, EXIT_UNREACHABLE, EXIT_USAGE
 from geventstalk.logs import PROGRAM, one_line
 from geventstalk.remote import address
@@ -51,6 +51,7 @@ class Context:
             flags["port"] = port
         settings, _ = load(flags, os.environ, config)
         self.address: Final = address.of_server(settings.listen, settings.port)
+        self.is_named: Final = bool(flags or settings.listen) or settings.port != Settings().port
         self.json: Final[bool] = options["json"]
         self.timeout_s: Final[float] = options["timeout"]
         self._api_where: Final[str | None] = options["api"]
@@ -82,7 +83,8 @@ class Context:
     def allowed_api(self, role: str, *, quiet: bool = False) -> Api | None:
         """Returns the API, or None where there is none that can be reached and no user named one; a note says so.
 
-        Raises NotAllowed when the API refuses this user that role. The protocol must not be a way around that.
+        Raises NotAllowed when the token may only read. The protocol must not be a way around that. The API itself
+        refuses a user what the user's rights do not grant.
         """
         say = (lambda _text: None) if quiet else note
         api = self.find_api()
@@ -95,7 +97,7 @@ class Context:
                 raise
             say(f"{error}; this goes over the protocol alone")
             return None
-        if found == "admin" or role == "read":
+        if found != "read" or role == "read":
             return api
         raise NotAllowed(f"the token for the API at {api.where} may only read; --api none does without the API")
 

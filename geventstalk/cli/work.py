@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,8 @@ import click
 from geventstalk.cli.client import Context, client_command
 from geventstalk.cli.ending import Failed
 from geventstalk.cli.params import Whole
-from geventstalk.exits import EXIT_OK, EXIT_USAGE
+from geventstalk.client import BeanstalkError
+from geventstalk.exits import EXIT_NOT_ALLOWED, EXIT_OK, EXIT_USAGE
 from geventstalk.worker import Attempt, Backoff, Policy, Tasks, Worker
 
 _JOBS_MAX: Final = 256
@@ -39,19 +41,24 @@ def work(context: Context, jobs: int, tries: int, backoff: float, what: str, com
     GEVENTSTALK_ID, GEVENTSTALK_TUBE and GEVENTSTALK_TRIES in its environment. Exit code 0 deletes the job. After any
     other the job is released with a delay, which doubles with each try, and buried after its last try.
 
-    Without a COMMAND, WHAT is a Python module or MODULE:NAME, whose Tasks are run: see docs/workers.md. The first
-    SIGTERM or SIGINT lets the jobs end that have begun, the second ends at once.
+    Without a COMMAND, WHAT is a Python module or MODULE:NAME, whose Tasks are run: see docs/workers.md. Their server is
+    that of the Tasks, unless an option or the environment names another. The first SIGTERM or SIGINT lets the jobs end
+    that have begun, the second ends at once.
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
-    address = str(context.address)
+    address = str(context.address) if context.is_named else None
     if command:
+        if shutil.which(command[0]) is None:
+            raise Failed(f"there is no command {command[0]}", EXIT_USAGE)
         policy = Policy(tries, Backoff(backoff))
-        make: Callable[[], Worker] = partial(Worker, partial(_run, command), [what], address, lambda attempt: policy)
+        make: Callable[[], Worker] = partial(
+            Worker, partial(_run, command), [what], str(context.address), lambda attempt: policy
+        )
     else:
         tasks = _tasks_of(what)
         if not tasks.by_name:
             raise Failed(f"{what} has no tasks", EXIT_USAGE)
-        make = partial(Worker, tasks.run, tasks.tubes, address, tasks.policy_of)
+        make = partial(tasks.worker, address)
     workers = [make() for _ in range(jobs)]
     _serve(workers)
     done, failed = sum(each.done for each in workers), sum(each.failed for each in workers)
@@ -60,8 +67,9 @@ def work(context: Context, jobs: int, tries: int, backoff: float, what: str, com
 
 
 def _serve(workers: list[Worker]) -> None:
-    """Runs the workers until a signal has come and their jobs have ended."""
-    threads = [threading.Thread(target=each.run, daemon=True) for each in workers]
+    """Runs the workers until a signal has come and their jobs have ended. Raises Failed when the server refuses one."""
+    refused: list[BeanstalkError] = []
+    threads = [threading.Thread(target=_run_one, args=(each, workers, refused), daemon=True) for each in workers]
     told = threading.Event()
 
     def stop(number: int, frame: Any) -> None:
@@ -78,6 +86,18 @@ def _serve(workers: list[Worker]) -> None:
     for thread in threads:
         while thread.is_alive():
             thread.join(0.2)  # so that signals are handled
+    if refused:
+        raise Failed(str(refused[0]), EXIT_NOT_ALLOWED)
+
+
+def _run_one(worker: Worker, workers: list[Worker], refused: list[BeanstalkError]) -> None:
+    """Runs a worker, and stops all when the server refuses it."""
+    try:
+        worker.run()
+    except BeanstalkError as error:
+        refused.append(error)
+        for each in workers:
+            each.stop()
 
 
 def _tasks_of(what: str) -> Tasks:
