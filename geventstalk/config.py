@@ -349,7 +349,6 @@ def load(
 
 
 def _refuse_password(journal: str) -> None:
-
     if has_password(journal):
         raise ConfigError(
             "a password on the command line can be read by every user of this host (-b, --journal); "

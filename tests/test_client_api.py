@@ -16,6 +16,7 @@ import pytest
 from geventstalk.exits import EXIT_NONSENSE, EXIT_NOT_ALLOWED, EXIT_UNREACHABLE, EXIT_USAGE
 from geventstalk.remote.api import Api
 from geventstalk.remote.watching import EACH_END, OverApi, compare
+from geventstalk.rights import hash_of
 from tests.support.clients import burst, until
 from tests.support.live import Ran, Runner
 from tests.support.process import GEVENTSTALK, ServerProcess, free_port
@@ -298,6 +299,50 @@ def test_a_job_has_its_tags_and_its_reason(server: HttpServer, real: Run) -> Non
         assert "tags" not in real("job", str(plain["id"]), *words).out
 
 
+def test_a_user_does_what_its_rights_grant(
+    start_server: Callable[..., ServerProcess], tmp_path: Path, bare: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = {"north": {"token": hash_of(READER), "rights": {"north.*": "all"}}}
+    access, port = tmp_path / "access", free_port()
+    access.write_text(json.dumps({"users": users}), encoding="utf-8")
+    access.chmod(0o600)
+    listeners = [{"address": f"unix:{tmp_path}/guarded", "identity": "token"}, {"address": f"unix:{tmp_path}/open"}]
+    (tmp_path / "settings").write_text(json.dumps({"listeners": listeners, "access": str(access)}), encoding="utf-8")
+    start_server("--config", str(tmp_path / "settings"), "--http", str(port))
+    monkeypatch.setenv("GEVENTSTALK_TOKEN", READER)
+    run = bare.to("-l", f"unix:{tmp_path}/open", "--api", f"127.0.0.1:{port}")
+    assert run("put", "south", "x", "--api", "none").code == 0, "a job of another"
+    changes: list[list[str]] = [
+        ["put", "north.a", "x"],
+        ["bury", "2"],
+        ["kick", "tube:north.a"],
+        ["change", "2", "--pri", "3"],
+        ["pause", "north.a", "1"],
+        ["move", "2", "--to", "north.b"],
+        ["delete", "2"],
+    ]
+    for words in changes:
+        ran = run(*words)
+        assert (ran.code, ran.err) == (0, ""), words
+    for words, says in (
+        (["put", "south", "x"], "no right to put"),
+        (["pause", "south", "1"], "no tube south"),
+        (["drain"], "has no right"),
+    ):
+        ran = run(*words)
+        assert (ran.code, ran.out) == (EXIT_NOT_ALLOWED if "right" in says else 1, "") and says in ran.err, words
+    for words in (
+        ["bury", "1"],
+        ["kick", "1"],
+        ["delete", "1"],
+        ["move", "1", "--to", "north.a"],
+        ["flush", "south", "-y"],
+    ):
+        ran = run(*words)
+        assert ran.code == 1 and ("no such job" in ran.err or "no job matches" in ran.err), words
+    assert run("jobs", "--api", "none", "1", "--json").lines[0]["counts"]["buries"] == 0
+
+
 def test_the_api_on_a_unix_socket(server: HttpServer, bare: Runner) -> None:
     words = ["-p", str(free_port()), "--api", f"unix:{server.socket}"]
     assert bare("drain", "--off", *words).code == 0
@@ -319,7 +364,7 @@ def test_tokens(tmp_path: Path, bare: Runner, monkeypatch: pytest.MonkeyPatch) -
         for words in changes:
             assert run(*words).code == EXIT_NOT_ALLOWED, words
         assert run("jobs", "--json").lines[0]["state"] == "ready", "nothing went over the protocol instead"
-        assert run("drain").err.endswith("does not allow it: the token reader may only read\n")
+        assert "may only read" in run("drain").err
         (tmp_path / "mine").write_text(f"# mine\nboss admin {ADMIN}\n", encoding="utf-8")
         assert run("drain", "--token-file", f"{tmp_path}/mine").code == 0
         assert server.audited()[-1]["who"] == "boss"

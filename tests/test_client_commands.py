@@ -384,9 +384,21 @@ def test_pause(run: Run, green: Green, tube: str) -> None:
         assert run("pause", tube, "--", time_words).code == EXIT_USAGE
 
 
-def test_draining_needs_the_api(run: Run, server: ServerProcess) -> None:
-    ran = run("drain")
-    assert (ran.code, ran.out) == (1, "") and ran.err.endswith(f"or on the server's host: kill -USR1 {server.pid}\n")
+def test_drain_over_the_protocol(run: Run, server: ServerProcess, green: Green) -> None:
+    ran, ended = run("drain"), run("drain", "--off")
+    if "features" in green.stats():
+        assert (ran, ended) == (
+            (0, "the server is draining: puts are refused\n", ""),
+            (0, "the server takes jobs\n", ""),
+        )
+        assert run("drain", "--json").lines == [{"draining": True}]
+        with pytest.raises(greenstalk.DrainingError):
+            green.put(b"x")
+        assert run("drain", "--off", "--json").lines == [{"draining": False}]
+        green.delete(green.put(b"x"))
+    else:
+        assert ran == (1, "", f"geventstalk: beanstalkd has no command for it; on its host: kill -USR1 {server.pid}\n")
+        assert ended == (1, "", "geventstalk: beanstalkd drains until it ends\n")
 
 
 # Looking on

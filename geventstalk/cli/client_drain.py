@@ -15,17 +15,20 @@ from geventstalk.remote.errors import NotDone
 def drain(context: Context, off: bool) -> int:
     """Refuse puts, and serve every other command; --off ends that.
 
-    Over the server's API: the protocol has no command for it. Without the API, send the server SIGUSR1 (SIGUSR2 with
-    geventstalk ends draining).
+    Over the API where the server has one, so that its audit knows, otherwise over the protocol. beanstalkd has no
+    command for it: send it SIGUSR1, and it drains until it ends.
     """
-    try:
-        api = context.need_api("draining")
-    except NotDone as error:
+    api = context.allowed_api("admin")
+    draining = not off
+    if api is not None:
+        draining = field(api.patch("/server", {"draining": draining}), "draining", bool)
+    elif context.server.knows("drain"):
+        context.server.drain(draining)
+    elif off:
+        raise NotDone("beanstalkd drains until it ends")
+    else:
         pid = context.server.facts.get("pid", "")
-        name = "USR2" if off else "USR1"
-        raise NotDone(f"{error}; or on the server's host: kill -{name} {pid}") from None
-    server = api.patch("/server", {"draining": not off})
-    draining = field(server, "draining", bool)
+        raise NotDone(f"beanstalkd has no command for it; on its host: kill -USR1 {pid}")
     context.say("the server is draining: puts are refused" if draining else "the server takes jobs")
     if context.json:
         context.write({"draining": draining})

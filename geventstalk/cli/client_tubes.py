@@ -53,7 +53,7 @@ def tubes(context: Context, sort: str, wanted: Sequence[str]) -> int:
     elif found:
         echo_table(_COLUMNS, [_row(tube) for tube in found])
     else:
-        raise Absent(f"there is no tube {names(wanted)}")
+        raise Absent(f"there is no tube {names(wanted)}" if wanted else "there is no tube that this user may look at")
     return EXIT_OK if found else EXIT_NOTHING
 
 

@@ -36,8 +36,8 @@ from geventstalk.wire.guarded import Usage
 from geventstalk.wire.session import Service
 
 ACTIVE: Final = "active"
-REPLICATIONS: Final = ("synchronous", "asynchronous", "none")
 """The role of a node that leads and may answer, and of a server alone."""
+REPLICATIONS: Final = ("synchronous", "asynchronous", "none")
 SLICE_NS: Final = 1_000_000
 """The time of all slices in one round of the event loop. At least one runs."""
 WAITING_MAX: Final = 128

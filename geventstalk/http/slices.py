@@ -88,7 +88,7 @@ def _add(runs: list[list[_Entry[_T]]], run: list[_Entry[_T]], wanted: int, desce
 
 
 def json_list(name: str, values: Iterable[object], pace: Pace, **others: object) -> bytes:
-    """Yields a JSON object with this long list in it. `values` may be made while it is written."""
+    """Returns a JSON object with this long list in it. `values` may be made while it is written."""
     pieces = []
     for value in values:
         pieces.append(json.dumps(value, ensure_ascii=False, separators=(",", ":")))

@@ -279,7 +279,7 @@ def jobs_in(tube: Tube) -> dict[str, int]:
 
 
 def job(backend: Backend, job: Job, now_ns: int, body_bytes: int, data: bytes | None = None) -> Json:
-    """Returns a job with at most `most` bytes of its body. `data` is that body, where it may not be in memory."""
+    """Returns a job with at most `body_bytes` bytes of its body. `data` is that body, where it may not be in memory."""
     if data is None:
         data = held_body(job)
     numbers: Json = {"counts": {}}

@@ -51,7 +51,7 @@ class Imported(NamedTuple):
 
 
 def export(directory: str, judge: Callable[[list[str]], None]) -> Iterator[dict[str, object]]:
-    """Writes the header, then each job, as objects. `judge` gets the findings before that, and may raise."""
+    """Yields the header, then each job, as objects. `judge` gets the findings before that, and may raise."""
     survey = open_survey(directory)
     try:
         found = survey.live_records()

@@ -158,6 +158,9 @@ class Beanstalk:
     def reprioritize(self, id: int, pri: int, delay_s: int | None) -> None:
         self._do(protocol.reprioritize(id, pri, delay_s))
 
+    def drain(self, on: bool) -> None:
+        self._do(protocol.drain() if on else protocol.undrain())
+
     def pause(self, tube: str, seconds: int) -> None:
         self._do(protocol.pause_tube(tube, seconds))
 
