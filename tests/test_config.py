@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from geventstalk import config, logs
-from geventstalk.config import KEYS, OPTIONS, ConfigError, Option, Settings, load
+from geventstalk.config import ENV_OF_JOB, KEYS, OPTIONS, ConfigError, Option, Settings, load
 from geventstalk.config_listeners import Listener, Tls
 from journal.sqlite.builder import SEGMENT_BYTES
 from tests.support.process import ROOT
@@ -413,9 +413,10 @@ def test_environment_values_keep_their_meaning() -> None:
 
 
 def test_variables_that_are_not_meant_for_the_program_are_left_alone() -> None:
-    """The build has one, and Kubernetes adds these for services that are called geventstalk and geventstalk-http."""
+    """Those of the build and of a worker's job, and those that Kubernetes adds for services with such names."""
     environ = {
         "GEVENTSTALK_COMPILE": "1",
+        **dict.fromkeys(ENV_OF_JOB, "1"),
         "GEVENTSTALK_SERVICE_HOST": "10.0.0.1",
         "GEVENTSTALK_SERVICE_PORT": "11300",
         "GEVENTSTALK_SERVICE_PORT_BEANSTALK": "11300",

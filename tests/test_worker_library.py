@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -283,9 +284,13 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def test_a_command_runs_for_each_job(
-    working: Callable[..., subprocess.Popen[str]], client: Client, tmp_path: Path
+    working: Callable[..., subprocess.Popen[str]], client: Client, address: str, tmp_path: Path
 ) -> None:
-    script = 'cat > "$OUT/$GEVENTSTALK_ID.$GEVENTSTALK_TUBE.$GEVENTSTALK_TRIES"; test "$GEVENTSTALK_ID" != 2'
+    """The command puts a job for the next worker."""
+    chain = shlex.join([*GEVENTSTALK, "put", "-p", address.rpartition(":")[2], "next", "x"])
+    script = (
+        f'cat > "$OUT/$GEVENTSTALK_ID.$GEVENTSTALK_TUBE.$GEVENTSTALK_TRIES"; test "$GEVENTSTALK_ID" != 2 && {chain}'
+    )
     os.environ["OUT"] = str(tmp_path)
     try:
         begun = working("--tries", "2", "--backoff", "0", "-j", "2", "t", "--", "sh", "-c", script)
@@ -296,11 +301,10 @@ def test_a_command_runs_for_each_job(
     until(lambda: "buried" in states(client, 2), "the job that fails is not buried")
     until(lambda: not states(client, 1), "the job is not deleted")
     code, out, err = ended(begun)
-    assert (code, out) == (
-        0,
-        "done: 1, failed: 2\n",
-    ) and "job 2 of t is buried after try 2: RuntimeError: exit code 1" in err
+    assert (code, out) == (0, "put job 3 into next\ndone: 1, failed: 2\n")
+    assert "job 2 of t is buried after try 2: RuntimeError: exit code 1" in err
     assert (tmp_path / "1.t.1").read_bytes() == body and (tmp_path / "2.t.2").read_bytes() == b"b"
+    assert client.stats_tube("next")["current-jobs-ready"] == 1
 
 
 def states(client: Client, id: int) -> list[object]:

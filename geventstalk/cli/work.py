@@ -21,6 +21,7 @@ from geventstalk.cli.client import Context, client_command
 from geventstalk.cli.ending import Failed
 from geventstalk.cli.params import Whole
 from geventstalk.client import BeanstalkError
+from geventstalk.config import ENV_OF_JOB
 from geventstalk.exits import EXIT_NOT_ALLOWED, EXIT_OK, EXIT_USAGE
 from geventstalk.worker import Attempt, Backoff, Policy, Tasks, Worker
 
@@ -116,11 +117,7 @@ def _tasks_of(what: str) -> Tasks:
 
 def _run(command: tuple[str, ...], attempt: Attempt) -> None:
     """Runs the command for a job. Raises for an exit code other than 0."""
-    more = {
-        "GEVENTSTALK_ID": str(attempt.job.id),
-        "GEVENTSTALK_TUBE": attempt.tube,
-        "GEVENTSTALK_TRIES": str(attempt.tries),
-    }
+    more = dict(zip(ENV_OF_JOB, (str(attempt.job.id), attempt.tube, str(attempt.tries)), strict=True))
     with tempfile.TemporaryFile() as body:
         body.write(attempt.job.body)
         body.seek(0)
