@@ -22,6 +22,9 @@ from typing import NamedTuple
 
 import pytest
 
+from geventstalk.cli.program import LIVE
+from geventstalk.config import KEYS
+from journal.sqlite.format import FORMAT_VERSION
 from tests.clients.programs import missing
 from tests.support.process import GEVENTSTALK, free_port
 
@@ -111,6 +114,23 @@ def test_the_index_names_every_page() -> None:
     assert set(re.findall(r"^\| \[[\w-]+\]\(([\w-]+\.md)\)", index, re.MULTILINE)) | {"README.md"} == {
         page.name for page in (ROOT / "docs").glob("*.md")
     }
+
+
+def test_the_reference_names_every_setting_and_command() -> None:
+    text = (ROOT / "docs" / "reference.md").read_text()
+    flags = text.partition("## Flags and settings")[2].partition("\n## ")[0]
+    commands = text.partition("### The commands")[2].partition("\n### ")[0]
+    for option in KEYS:
+        for name in option.flags or [option.key]:
+            assert re.search(rf"`{name}\b", flags), name
+    rows = set(re.findall(r"`([a-z]+)[ `]", "".join(re.findall(r"^\| (.*?) \|", commands, re.MULTILINE))))
+    assert rows >= {*LIVE, "token"}, {*LIVE, "token"} - rows
+
+
+def test_the_pages_name_the_format_of_this_version() -> None:
+    operating, journal = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("operating", "journal"))
+    assert f"segment: {FORMAT_VERSION} now" in operating
+    assert f"format version, which is {FORMAT_VERSION};" in journal
 
 
 def test_the_first_page_is_short() -> None:
