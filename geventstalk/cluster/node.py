@@ -89,7 +89,7 @@ class Host:
     def loads(self, records: int) -> None:
         """The jobs are being read. `records` is the number of records so far."""
 
-    def loaded(self, jobs: int, seconds: float) -> None:
+    def loaded(self, seconds: float) -> None:
         """The engine has all jobs."""
 
     def follows(self) -> None:
@@ -429,14 +429,14 @@ class Node(MemberOwner):
             gevent.sleep(NEXT_TURN_S)
 
         try:
-            jobs = follower.load(monotonic_ns, progress)
+            follower.load(monotonic_ns, progress)
         except JournalUnreachable:
             self.shared = None
             shared.abandon()
             self._engine.jobs = JobTable()
             raise
         self._store, self._follower = store, follower
-        self._host.loaded(jobs, time.monotonic() - begun_s)
+        self._host.loaded(time.monotonic() - begun_s)
 
     def _place(self) -> int:
         return 0 if self.shared is None else self.shared.place

@@ -29,25 +29,22 @@ class Follower:
         self._store = store
         self._mirror: Mirror | None = None
 
-    def load(self, clock: Callable[[], int], progress: Callable[[int], None] = lambda records: None) -> int:
-        """Loads the jobs that the log holds by now. Returns how many there are. Raises JournalError.
+    def load(self, clock: Callable[[], int], progress: Callable[[int], None] = lambda records: None) -> None:
+        """Loads the jobs that the log holds by now. Raises JournalError.
 
         `progress` gets the number of records or jobs so far now and then, and may let others have a turn.
         """
         engine = self._engine
-        count = 0
-        for job, tube_name in self._store.replay(engine.jobs, progress):
+        for count, (job, tube_name) in enumerate(self._store.replay(engine.jobs, progress), 1):
             now_ns = clock()
             make_plausible(job, now_ns)
             engine.restore(job, tube_name, now_ns)
-            count += 1
             if not count & _PROGRESS_MASK:
                 progress(count)
         engine.restored(clock())
         if engine.bodies is not None:
             engine.bodies.recount(engine.jobs)  # now, while no client waits for this node
         self._mirror = Mirror(engine)
-        return count
 
     def apply(self, segment: int, rows: list[Row], now_ns: int) -> None:
         """Applies records of the other node, in its order. Raises JournalDamaged."""

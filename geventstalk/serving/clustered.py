@@ -245,16 +245,11 @@ class ClusterServer(Server):
             if not self._ready:
                 self._manager.replaying(records)
 
-    def take_jobs(self, count: int, seconds: float) -> None:
-        engine = self._engine
+    def take_jobs(self, seconds: float) -> None:
         self._loaded = True
+        self._tell_of_replay(seconds)
         if self._backend is not None:
-            self._backend.replay_s = seconds
             self._backend.replayed = True
-        self._log.info(
-            "replayed the journal: %d jobs in %.1f s (%d ready, %d delayed, %d buried)",
-            *(count, seconds, engine.ready_count, engine.delayed_count, engine.buried_count),
-        )
         self.show_role()
 
     def show_role(self) -> None:
@@ -397,8 +392,8 @@ class _NodeHost(Host):
     def loads(self, records: int) -> None:
         self._server.show_progress(records)
 
-    def loaded(self, jobs: int, seconds: float) -> None:
-        self._server.take_jobs(jobs, seconds)
+    def loaded(self, seconds: float) -> None:
+        self._server.take_jobs(seconds)
 
     def follows(self) -> None:
         self._server.show_role()

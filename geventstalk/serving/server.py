@@ -313,18 +313,18 @@ class Server:
                 self._log.info("replaying the journal: %d records so far", records)
                 self._manager.replaying(records)
 
-        count = self._turn.open(store, progress)
+        self._turn.open(store, progress)
         self.live.load()
+        self._tell_of_replay(time.monotonic() - begun_s)
+
+    def _tell_of_replay(self, seconds: float) -> None:
+        """Logs how many jobs the journal has brought back, and keeps how long it took."""
         if self._backend is not None:
-            self._backend.replay_s = time.monotonic() - begun_s
+            self._backend.replay_s = seconds
         engine = self._engine
+        counts = engine.ready_count, engine.delayed_count, engine.buried_count
         self._log.info(
-            "replayed the journal: %d jobs in %.1f s (%d ready, %d delayed, %d buried)",
-            count,
-            time.monotonic() - begun_s,
-            engine.ready_count,
-            engine.delayed_count,
-            engine.buried_count,
+            "replayed the journal: %d jobs in %.1f s (%d ready, %d delayed, %d buried)", sum(counts), seconds, *counts
         )
 
     def _open_site(self, site: Site, collector: Collector) -> list[Acceptor]:

@@ -95,26 +95,21 @@ class Turn:
         self.gone = Flag()  # clients are gone and have to give back what they held
         self.awaited = Flag()  # replies wait for a sync
 
-    def open(self, store: Store, progress: Callable[[int], None] = lambda records: None) -> int:
-        """Brings the jobs of a journal back, and has every change written there. Returns the number of jobs. Raises
-        JournalError.
-        """
+    def open(self, store: Store, progress: Callable[[int], None] = lambda records: None) -> None:
+        """Brings the jobs of a journal back, and has every change written there. Raises JournalError."""
         engine = self.engine
         now_ns = self._clock()
-        count = 0
         if engine.bodies is not None:
             store.keep_bodies(engine.bodies)
         for job, tube_name in store.replay(engine.jobs, progress):
             make_plausible(job, now_ns)
             engine.restore(job, tube_name, now_ns)
-            count += 1
         engine.restored(now_ns)
         if engine.unsorted:
             find_strays(engine)
         self.write_to(store)
         if engine.bodies is not None:
             engine.bodies.recount(engine.jobs)
-        return count
 
     def write_to(self, store: Store) -> None:
         """From now on every change is written there. The engine has all of its jobs. Raises JournalError."""
