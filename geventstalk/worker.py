@@ -1,7 +1,8 @@
 """Workers: functions as jobs, and threads that take jobs and run something for each.
 
 This module must not know the server, nor command lines; it needs the standard library only, and works with beanstalkd.
-Invariant: a job is deleted only when its work was done. In all other cases it goes back, for a later try, or is buried.
+Invariant: a job is deleted only when its work was done, over the connection that has reserved it: the id may be that of
+another job once a server without a journal began anew. In all other cases it goes back, for a later try, or is buried.
 """
 
 from __future__ import annotations
@@ -295,9 +296,10 @@ class Worker:
             job = self._client.reserve_with_timeout(timeout_s)
         except (TimedOut, DeadlineSoon):
             return False
+        connection = self._client.connection
         attempt = self._attempt_of(job)
-        if attempt is not None:
-            self._work(attempt)
+        if attempt is not None and self._client.connection == connection:
+            self._work(attempt, connection)
         return True
 
     def _attempt_of(self, job: Job) -> Attempt | None:
@@ -307,7 +309,7 @@ class Worker:
             return None
         return Attempt(job, str(facts["tube"]), int(facts["reserves"]), int(facts["ttr"]), int(facts["pri"]))
 
-    def _work(self, attempt: Attempt) -> None:
+    def _work(self, attempt: Attempt, connection: int) -> None:
         client, job, policy = self._client, attempt.job, self._policy_of(attempt)
         delay_s: int | None = policy.backoff.after(attempt.tries)
         try:
@@ -322,7 +324,7 @@ class Worker:
             _LOG.debug("job %d failed", job.id, exc_info=True)
             why = f"{type(error).__name__}: {error}"
         else:
-            self._end(attempt, "was done", lambda: client.delete(job.id))
+            self._end(attempt, "was done", lambda: client.delete(job.id, connection=connection))
             self.done += 1
             return
         self.failed += 1

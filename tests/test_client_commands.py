@@ -15,6 +15,7 @@ import pytest
 
 from geventstalk.exits import EXIT_NONSENSE, EXIT_UNREACHABLE, EXIT_USAGE
 from geventstalk.remote.address import Address
+from geventstalk.remote.errors import Unreachable
 from geventstalk.remote.protocol import Beanstalk
 from geventstalk.remote.watching import OverProtocol, compare
 from tests.support.clients import until
@@ -399,6 +400,31 @@ def test_drain_over_the_protocol(run: Run, server: ServerProcess, green: Green) 
     else:
         assert ran == (1, "", f"geventstalk: beanstalkd has no command for it; on its host: kill -USR1 {server.pid}\n")
         assert ended == (1, "", "geventstalk: beanstalkd drains until it ends\n")
+
+
+@pytest.mark.parametrize("served", [[], ["-b"]])
+def test_a_command_changes_no_job_of_a_server_that_began_anew(
+    start_server: Callable[..., ServerProcess], tmp_path: Path, served: list[str]
+) -> None:
+    """Without a journal its ids are those of other jobs."""
+    path = str(tmp_path / "socket")
+    words = [*served, *[str(tmp_path / "data") for _ in served]]
+    server = start_server(*words, unix_path=path)
+    asking = Beanstalk(Address(path, None), 30)
+    asking.put(b"one", 0, 0, 60)
+    id = asking.peek_next("ready")
+    assert id is not None
+    server.kill()
+    start_server(*words, unix_path=path)
+    other = Beanstalk(Address(path, None), 30)
+    if not served:
+        other.put(b"another", 0, 0, 60)
+    for _ in range(2):
+        with pytest.raises(Unreachable, match="closed the connection"):
+            asking.delete(id[0])
+    assert other.peek(id[0]) == (b"one" if served else b"another")
+    for each in (asking, other):
+        each.close()
 
 
 # Looking on

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import geventstalk.worker as worker_module
-from geventstalk.client import Client, InternalError, NotFound
+from geventstalk.client import Client, ConnectionLost, InternalError, Job, NotFound
 from geventstalk.exits import EXIT_NOT_ALLOWED
 from geventstalk.worker import Attempt, Backoff, Bury, Policy, Retry, Tasks, Worker
 from tests.support.clients import until
@@ -100,12 +100,12 @@ def test_a_server_with_a_fault_ends_no_worker(
     at = worker(address, lambda attempt: None)
     delete, reserve, faults = at._client.delete, at._client.reserve_with_timeout, ["delete", "reserve"]
 
-    def fails_once(what: str, method: Callable[[int], object]) -> Callable[[int], object]:
-        def call(number: int) -> object:
+    def fails_once(what: str, method: Callable[..., object]) -> Callable[..., object]:
+        def call(number: int, **options: int) -> object:
             if what in faults:
                 faults.remove(what)
                 raise InternalError("the server answers INTERNAL_ERROR")
-            return method(number)
+            return method(number, **options)
 
         return call
 
@@ -251,6 +251,49 @@ def test_a_worker_waits_for_a_server_that_is_away(start_server: Starter, tmp_pat
         assert done.wait(30)
     at.stop()
     thread.join(30)
+
+
+@pytest.mark.parametrize("at", ["work", "stats-job"])
+def test_a_job_of_a_server_that_began_anew_is_left_alone(
+    start_server: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Without a journal its ids begin again: what was done was another job."""
+    path = str(tmp_path / "socket")
+    server = start_server(unix_path=path)
+    address = f"unix:{path}"
+
+    def begin_anew() -> None:
+        server.kill()
+        start_server(unix_path=path)
+        with Client(address, use="t") as client:
+            assert client.put("another") == 1
+
+    done: list[bytes] = []
+
+    def handler(attempt: Attempt) -> None:
+        done.append(attempt.job.body)
+        if at == "work":
+            begin_anew()
+
+    with Client(address, use="t") as client:
+        client.put("one")
+    with worker(address, handler) as one:
+        if at == "stats-job":
+            stats_job = one._client.stats_job
+
+            def late_stats_job(id: int) -> object:
+                begin_anew()
+                return stats_job(id)
+
+            monkeypatch.setattr(one._client, "stats_job", late_stats_job)
+            assert one.work_once() and not done
+        else:
+            with pytest.raises(ConnectionLost):
+                one.work_once()
+            assert done == [b"one"]
+        assert (one.done, one.failed) == (0, 0)
+        with Client(address, use="t") as client:
+            assert client.peek_ready() == Job(1, b"another")
 
 
 # --- the command

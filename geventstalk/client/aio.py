@@ -68,6 +68,11 @@ class Client:
             self._streams[1].transport.abort()
             self._streams = None
 
+    @property
+    def connection(self) -> int:
+        """The number of the last connection: 1 for the first one, and one more after each loss."""
+        return self._session.connection
+
     async def do(self, command: Command[T]) -> T:
         outcomes: Outcomes = []
         await self.drive(self._session.run([command], outcomes))

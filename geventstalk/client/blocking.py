@@ -80,6 +80,11 @@ class Client:
             self._socket.close()
             self._socket = None
 
+    @property
+    def connection(self) -> int:
+        """The number of the last connection: 1 for the first one, and one more after each loss."""
+        return self._session.connection
+
     def do(self, command: Command[T]) -> T:
         outcomes: Outcomes = []
         self.drive(self._session.run([command], outcomes))

@@ -66,7 +66,8 @@ class Command(Generic[T]):
 
     `waits_s` is the time that the server may take beside the usual. A `safe` command may be sent again when it is not
     known whether the server has done it. `tube` is what a use, watch or ignore names. With `many`, the reply says how
-    many others follow it, each a RESERVED: these jobs are the result.
+    many others follow it, each a RESERVED: these jobs are the result. A command with the number of a `connection` is
+    sent over no other one, where its id may be that of another job.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class Command(Generic[T]):
         safe: bool = False,
         tube: str = "",
         many: bool = False,
+        connection: int = 0,
     ) -> None:
         self.many = many
+        self.connection = connection
         self.line = line + b"\r\n"
         self.wanted = wanted
         self.take = take
@@ -337,8 +340,12 @@ def reserve_job(id: int) -> Command[Job]:
     return Command(_line(b"reserve-job", id), b"RESERVED", _job, safe=True)
 
 
-def delete(id: int) -> Command[None]:
-    return Command(_line(b"delete", id), b"DELETED", _nothing)
+def delete(id: int, *, connection: int = 0) -> Command[None]:
+    """Deletes a job. With the number of the `connection` that has reserved the job, over no other connection.
+
+    Raises ConnectionLost when that connection is lost: then another worker may have the job.
+    """
+    return Command(_line(b"delete", id), b"DELETED", _nothing, connection=connection)
 
 
 def release(id: int, *, priority: int = DEFAULT_PRIORITY, delay: int = 0) -> Command[None]:

@@ -69,6 +69,7 @@ class ClientSession:
         self._timeout_s: Final = timeout_s
         self._rounds: Final = rounds
         self._replies = Replies()
+        self.connection = 0  # the number of connections so far
         self._connected = False
         self._busy = False
         self._batches: bool | None = None  # of this connection's server
@@ -140,6 +141,8 @@ class ClientSession:
         known = len(outcomes)
         for attempt in range(self._rounds):
             yield from self._ready()
+            if any(command.connection not in (0, self.connection) for command in piece):
+                raise ConnectionLost("the connection that the command is for is lost", sent=False)
             try:
                 yield from self._exchange(piece, outcomes)
                 return
@@ -167,6 +170,7 @@ class ClientSession:
                 yield self._addresses[self._at]
                 self._replies = Replies()
                 self._batches = None
+                self.connection += 1
                 restored: Outcomes = []
                 self._connected = True
                 for piece in _pieces(list(self._restoration())):

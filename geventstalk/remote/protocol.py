@@ -49,6 +49,7 @@ class Beanstalk:
         self.address: Final = address
         self.timeout_s: Final = timeout_s
         self._used = DEFAULT
+        self._connection = 0
         try:
             self._client: Final = client.Client(
                 _with_port_number(address), timeout=timeout_s, connect_timeout=timeout_s, attempts=1
@@ -63,6 +64,7 @@ class Beanstalk:
         except BaseException:
             self.close()
             raise
+        self._connection = self._client.connection
 
     def close(self) -> None:
         self._client.close()
@@ -70,7 +72,7 @@ class Beanstalk:
     # Statistics
 
     def stats(self) -> Facts:
-        facts = self._always(Command(b"stats", b"OK", _facts, safe=True))
+        facts = self._always(self._command(b"stats"))
         if "current-jobs-ready" not in facts:
             raise self._nonsense()
         return facts
@@ -92,8 +94,7 @@ class Beanstalk:
         while group := list(islice(rest, _AT_ONCE)):
             pipeline = self._client.pipeline()
             asked = [
-                pipeline.queue.add(Command(verb + word.encode("utf-8", "surrogateescape"), b"OK", _facts, safe=True))
-                for word in group
+                pipeline.queue.add(self._command(verb + word.encode("utf-8", "surrogateescape"))) for word in group
             ]
             try:
                 pipeline.flush()
@@ -106,6 +107,9 @@ class Beanstalk:
                     continue
                 except client.BeanstalkError as error:
                     raise self._told(error) from None
+
+    def _command(self, line: bytes) -> Command[Facts]:
+        return Command(line, b"OK", _facts, safe=True, connection=self._connection)
 
     # Jobs
 
@@ -165,6 +169,7 @@ class Beanstalk:
         self._do(protocol.pause_tube(tube, seconds))
 
     def _do(self, command: Command[T]) -> T:
+        command.connection = self._connection  # never another one: its server may have given the ids to other jobs
         try:
             return self._client.do(command)
         except client.BeanstalkError as error:
