@@ -131,25 +131,28 @@ class Tasks:
         self._address = address
         self._tls = tls
         self._token = token
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        """A fork has a connection of its own. A thread that it does not have may have held the lock."""
         self._lock = threading.Lock()
-        self._clients: dict[int, Client] = {}  # by process: a fork has to have its own
+        self._client: Client | None = None
 
     def close(self) -> None:
         """Closes the connection; another put opens one."""
         with self._lock:
-            client = self._clients.pop(os.getpid(), None)
+            client, self._client = self._client, None
         if client is not None:
             client.close()
 
     def put(self, tube: str, body: str, **numbers: Any) -> int:
         """Puts a job into a tube, with what Client.put() takes; returns the job's id."""
         with self._lock:
-            client = self._clients.get(os.getpid())
-            if client is None:
-                client = Client(self._address, use=tube, tls=self._tls, token=self._token)
-                self._clients[os.getpid()] = client
-            client.use(tube)
-            return client.put(body, **numbers)
+            if self._client is None:
+                self._client = Client(self._address, use=tube, tls=self._tls, token=self._token)
+            self._client.use(tube)
+            return self._client.put(body, **numbers)
 
     def task(
         self,
