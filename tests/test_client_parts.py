@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +14,11 @@ import pytest
 from geventstalk.api_shapes import body_shape
 from geventstalk.cli import client_progress, client_top
 from geventstalk.cli import client_show as show
+from geventstalk.cli.client import server_of
 from geventstalk.cli.client_progress import progress
 from geventstalk.cli.client_show import Column
 from geventstalk.cli.ending import Stopped, signals, whole
+from geventstalk.config import load
 from geventstalk.filters import STATES
 from geventstalk.remote import address, api, sampling, select, shapes
 from geventstalk.remote.address import Address
@@ -36,6 +40,27 @@ from geventstalk.remote.watching import Event, Look, compare
 )
 def test_the_server_is_where_it_listens(listen: tuple[str, ...], found: str) -> None:
     assert str(address.of_server(listen, "11300")) == found
+
+
+_TLS = {"certificate": "c", "key": "k"}
+
+
+@pytest.mark.parametrize(
+    ("listeners", "found"),
+    [
+        ([{"address": "0.0.0.0:11301"}], "127.0.0.1:11301"),
+        ([{"address": "[::]:11301"}], "[::1]:11301"),
+        ([{"address": "1:2", "tls": _TLS}, {"address": "unix:/s", "identity": ["token", "unix_user"]}], "unix:/s"),
+        ([{"address": "unix:/t", "identity": "token"}, {"address": "h:3", "identity": "address"}], "h:3"),
+        ([{"address": "h:1", "proxy": "10.0.0.0/8"}, {"address": "h:2", "tls": _TLS}], "127.0.0.1:11300"),
+    ],
+)
+def test_the_server_of_settings_with_listeners(tmp_path: Path, listeners: list[dict[str, object]], found: str) -> None:
+    """The first one that needs no TLS, proxy or token; an address of -l comes before all of them."""
+    path = tmp_path / "settings"
+    path.write_text(json.dumps({"listeners": listeners}))
+    assert str(server_of(load({}, {}, str(path))[0])) == found
+    assert str(server_of(load({"listen": ("h",)}, {}, str(path))[0])) == "h:11300"
 
 
 HERE, THERE, SOCKET = Address("127.0.0.1", "11300"), Address("10.0.0.5", "11300"), Address("/run/s", None)

@@ -20,6 +20,7 @@ from geventstalk import __version__
 from geventstalk.cli.ending import Failed, Stopped
 from geventstalk.cli.params import Number
 from geventstalk.config import ConfigError, Settings, load
+from geventstalk.config_listeners import TOKEN
 from geventstalk.exits import EXIT_DAMAGE, EXIT_NONSENSE, EXIT_NOT_ALLOWED, EXIT_UNREACHABLE, EXIT_USAGE
 from geventstalk.logs import PROGRAM, one_line
 from geventstalk.remote import address
@@ -50,8 +51,8 @@ class Context:
         if port is not None:
             flags["port"] = port
         settings, _ = load(flags, os.environ, config)
-        self.address: Final = address.of_server(settings.listen, settings.port)
-        self.is_named: Final = bool(flags or settings.listen) or settings.port != Settings().port
+        self.address: Final = server_of(settings)
+        self.is_named: Final = bool(flags) or self.address != server_of(Settings())
         self.json: Final[bool] = options["json"]
         self.timeout_s: Final[float] = options["timeout"]
         self._api_where: Final[str | None] = options["api"]
@@ -143,6 +144,17 @@ class Context:
         """Prints a sentence for people. --json prints objects only."""
         if not self.json:
             click.echo(one_line(text))
+
+
+def server_of(settings: Settings) -> address.Address:
+    """Returns where a command on the server's host reaches the server: of several addresses the first plain one."""
+    if not settings.listen:
+        for each in settings.extra_listeners:
+            if each.tls is None and not each.proxy and each.identity != (TOKEN,):
+                host, _, port = each.address.rpartition(":")
+                is_unix = each.address.startswith(address.UNIX)
+                return address.of_server((each.address,) if is_unix else (host.strip("[]"),), port)
+    return address.of_server(settings.listen, settings.port)
 
 
 def note(text: str) -> None:

@@ -117,8 +117,8 @@ def _beginning(known: Iterable[str], begin: str) -> list[str]:
 
 
 def _tubes(context: click.Context, begin: str) -> list[str]:
+    from geventstalk.cli.client import server_of
     from geventstalk.config import ConfigError, load
-    from geventstalk.remote.address import of_server
     from geventstalk.remote.errors import ClientError
     from geventstalk.remote.protocol import Beanstalk
 
@@ -126,7 +126,7 @@ def _tubes(context: click.Context, begin: str) -> list[str]:
     flags = {key: (value,) if key == "listen" else value for key, value in given.items() if value}
     try:
         settings, _ = load(flags, os.environ, context.params.get("config"))
-        server = Beanstalk(of_server(settings.listen, settings.port), _PATIENCE_S)
+        server = Beanstalk(server_of(settings), _PATIENCE_S)
     except (ConfigError, ClientError):
         return []
     try:
