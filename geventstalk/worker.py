@@ -297,7 +297,10 @@ class Worker:
         """Takes a job and works on it. Returns whether there was a job within this many seconds."""
         try:
             job = self._client.reserve_with_timeout(timeout_s)
-        except (TimedOut, DeadlineSoon):
+        except TimedOut:
+            return False
+        except DeadlineSoon:  # a job whose end the server did not take goes back within a second
+            self._ends.wait(_LOOK_S)
             return False
         connection = self._client.connection
         attempt = self._attempt_of(job)

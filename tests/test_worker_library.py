@@ -121,6 +121,30 @@ def test_a_server_with_a_fault_ends_no_worker(
     assert not faults and "stays reserved" in caplog.text and "trying again" in caplog.text
 
 
+def test_a_job_that_is_about_to_go_back_keeps_no_worker_busy(
+    address: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = worker(address, lambda attempt: None)
+    delete, reserve = at._client.delete, at._client.reserve_with_timeout
+    reserves: list[int] = []
+
+    def fails_once(id: int, **options: int) -> None:
+        monkeypatch.setattr(at._client, "delete", delete)
+        raise InternalError("the server answers INTERNAL_ERROR")
+
+    def count(timeout_s: int) -> Job:
+        reserves.append(timeout_s)
+        return reserve(timeout_s)
+
+    monkeypatch.setattr(at._client, "delete", fails_once)
+    monkeypatch.setattr(at._client, "reserve_with_timeout", count)
+    id = client.put("x", ttr=1)
+    with at:
+        while states(client, id):
+            at.work_once()
+    assert len(reserves) < 6 and at.done == 2
+
+
 def test_a_long_job_is_touched(address: str, client: Client) -> None:
     id = client.put("x", ttr=1)
     left: list[object] = []
