@@ -14,7 +14,7 @@ import pytest
 from geventstalk.http.access import Who
 from geventstalk.http.bulk import RUNNING_MAX
 from geventstalk.http.events import USER_STREAMS_MAX, Events, Full
-from geventstalk.http.sight import Sight
+from geventstalk.http.scope import Sight
 from geventstalk.http.tokens import UserTokens
 from geventstalk.rights import ALL, LOOK, MANAGE, OPERATE, PUT, WORK, Access, Limits, Proof, User, hash_of
 from geventstalk.wire.guarded import Usage

@@ -20,8 +20,8 @@ from gevent.lock import BoundedSemaphore
 
 from geventstalk.config import ConfigError
 from geventstalk.http.audit import Audit, Entry
+from geventstalk.http.scope import EVERYTHING, Sight
 from geventstalk.http.sessions import LoginSession, Sessions
-from geventstalk.http.sight import EVERYTHING, Sight
 from geventstalk.http.tokens import Role, Source, Token, Tokens
 
 COOKIE: Final = "geventstalk"

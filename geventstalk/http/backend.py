@@ -27,8 +27,8 @@ from geventstalk.durable.reading import JournalError, Reading
 from geventstalk.http.audit import Audit
 from geventstalk.http.history import History, Sparks, TubeHistory
 from geventstalk.http.memory import memory_limit_bytes
-from geventstalk.kept import Kept
 from geventstalk.rights import Access as Users
+from geventstalk.runtime_settings import Kept
 from geventstalk.turn.maintenance import LACKING_NS
 from geventstalk.turn.replies import Channel, Operation
 from geventstalk.turn.turn import Turn

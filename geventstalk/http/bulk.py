@@ -24,8 +24,8 @@ from geventstalk.filters import Term
 from geventstalk.http.audit import Author
 from geventstalk.http.backend import Backend, Failed
 from geventstalk.http.changes import Values, change_of, fitting
+from geventstalk.http.scope import EVERYTHING, Sight
 from geventstalk.http.search import Search, SearchFailed
-from geventstalk.http.sight import EVERYTHING, Sight
 from geventstalk.rights import MANAGE
 from geventstalk.turn.operations import Changes
 

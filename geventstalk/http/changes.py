@@ -15,7 +15,7 @@ from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, 
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, WRONG_STATE, Operate, can_alter
 from geventstalk.http import views
 from geventstalk.http.backend import Backend
-from geventstalk.http.sight import EVERYTHING, Sight
+from geventstalk.http.scope import EVERYTHING, Sight
 from geventstalk.rights import LOOK, MANAGE
 from geventstalk.tags import Tags
 from geventstalk.turn.operations import Changes, Put

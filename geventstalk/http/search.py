@@ -22,7 +22,7 @@ from geventstalk.filters import Term
 from geventstalk.http.backend import SLICE_NS, Backend
 from geventstalk.http.matcher import CRLF_BYTES, ID_MAX, Matcher
 from geventstalk.http.patterns import Pattern
-from geventstalk.http.sight import EVERYTHING, Sight
+from geventstalk.http.scope import EVERYTHING, Sight
 
 _WORK_NS: Final = 200_000_000
 """The most time that a search works for one answer."""

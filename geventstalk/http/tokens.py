@@ -17,7 +17,7 @@ from hmac import compare_digest
 from typing import Literal, Protocol
 
 from geventstalk.config import ConfigError
-from geventstalk.http.sight import EVERYTHING, Sight
+from geventstalk.http.scope import EVERYTHING, Sight
 from geventstalk.rights import ALL, EVERY_TUBE, User
 from geventstalk.rights import Access as Users
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from geventstalk.config import Settings
 from geventstalk.core.trail import Trails
-from geventstalk.kept import Kept
 from geventstalk.policies import Policies
-from geventstalk.serving.rests import PolicyLog, Rests
+from geventstalk.runtime_settings import Kept
+from geventstalk.serving.throttle import PolicyLog, Rests
 from geventstalk.turn.operations import SettlePauses
 from geventstalk.turn.turn import Turn
 from geventstalk.wire.session import Service

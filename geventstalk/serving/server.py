@@ -48,9 +48,9 @@ from geventstalk.serving.live_settings import LiveSettings
 from geventstalk.serving.memory import Collector, Memory, Spare, memory_bytes
 from geventstalk.serving.parking import Parking
 from geventstalk.serving.reload import Reload
-from geventstalk.serving.rests import Rests
 from geventstalk.serving.runqueue import RunQueue
 from geventstalk.serving.sd_notify import Manager
+from geventstalk.serving.throttle import Rests
 from geventstalk.stream import Stream
 from geventstalk.turn.replies import Channel
 from geventstalk.turn.turn import Turn

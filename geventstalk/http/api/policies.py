@@ -7,8 +7,8 @@ from typing import Any, Final
 import falcon
 
 from geventstalk.http.backend import Backend
-from geventstalk.http.kept import KeptResource
 from geventstalk.http.params import Parameters
+from geventstalk.http.runtime_settings import KeptResource
 from geventstalk.policies import LIMITS, Policy, Terms
 
 _NO_TERMS: Final = Terms()

@@ -7,9 +7,9 @@ from typing import Any
 import falcon
 
 from geventstalk.http.backend import Backend, PlanView
-from geventstalk.http.kept import KeptResource
 from geventstalk.http.params import Parameters
-from geventstalk.kept import Kept
+from geventstalk.http.runtime_settings import KeptResource
+from geventstalk.runtime_settings import Kept
 
 
 class SchedulesResource:

@@ -13,8 +13,8 @@ import pytest
 
 from geventstalk.core.job import READY
 from geventstalk.core.operate import DONE, SETTINGS_TUBE
-from geventstalk.kept import Kept, TooLarge
 from geventstalk.policies import Policies, Terms
+from geventstalk.runtime_settings import Kept, TooLarge
 from geventstalk.tags import SETTINGS_BYTES_MAX, kept_settings, parse, parse_put
 from geventstalk.turn.operations import SettlePauses
 from tests.support.check import check

@@ -14,7 +14,7 @@ from geventstalk.http.access import who_sends
 from geventstalk.http.backend import Backend
 from geventstalk.http.changes import NO_ROOM
 from geventstalk.http.params import Fields, Parameters, wrong
-from geventstalk.kept import Kind, TooLarge
+from geventstalk.runtime_settings import Kind, TooLarge
 from geventstalk.turn.operations import KeepSettings
 
 
