@@ -96,9 +96,9 @@ MODULES = {
     "journal/sqlite": [
         "bodies",
         "compaction",
-        "digest",
         "files",
         "format",
+        "hints",
         "log",
         "payloads",
         "reader",
@@ -129,10 +129,10 @@ extern void Py_DecRef(PyObject *), PyErr_Clear(void), *PyCapsule_GetPointer(PyOb
 extern PyObject *Py_BuildValue(const char *, ...), *PyObject_GetAttrString(PyObject *, const char *);
 extern PyObject *PyImport_ImportModuleLevel(const char *, PyObject *, PyObject *, PyObject *, int);
 """
-"""What the source of each room's own library needs of Python.h, which takes a compiler longer than all the rest."""
+"""What the source of each module's own library needs of Python.h, which takes a compiler longer than all the rest."""
 SELDOM = re.compile(
     r"__native_(geventstalk___((core___(ages|bodies|figures|mirror|operate|plain|undo)|wire___stats)|turn___(operations|leader)"
-    r"|serving___(clustered|fronts))|journal___(postgres|sqlite___(digest|files|repair|sizing|space|wal|watermark))\w*)"
+    r"|serving___(clustered|fronts))|journal___(postgres|sqlite___(files|hints|repair|sizing|space|wal|watermark))\w*)"
 )
 """The names of C sources that no command passes through often. A compiler does less for them, in half the time."""
 MYPYC = (2, 4)

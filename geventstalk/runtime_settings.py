@@ -24,7 +24,7 @@ class TooLarge(ValueError):
     """There are more settings than can be kept."""
 
 
-class Kept:
+class RuntimeSettings:
     """The settings that are in use. `of_file` has what the file says of each kind."""
 
     def __init__(self) -> None:

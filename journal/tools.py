@@ -146,7 +146,7 @@ class LogTools:
         """The process that has the log to itself; None when none does, or when that cannot be told."""
         raise NotImplementedError
 
-    def resting(self) -> AbstractContextManager[None]:
+    def without_writers(self) -> AbstractContextManager[None]:
         """No server writes to the log while the body runs. Changes no record. Raises JournalLocked when one has it."""
         raise NotImplementedError
 

@@ -145,7 +145,7 @@ def rot(path: str, what: bytes) -> None:
 
 
 def sealed_with_heads(rig: LeavingRig, old: bool = False) -> tuple[str, int]:
-    """Path of a sealed segment, and a key whose whole record it holds. `old` ones have a digest."""
+    """Path of a sealed segment, and a key whose whole record it holds. `old` ones have hints."""
     for key in range(1, 61):
         rig.put(key, 3000)
         rig.journal.commit()
@@ -161,7 +161,7 @@ def sealed_with_heads(rig: LeavingRig, old: bool = False) -> tuple[str, int]:
     return path, int(key)
 
 
-def test_a_damaged_digest_costs_nothing_but_time(rig: LeavingRig) -> None:
+def test_damaged_hints_cost_nothing_but_time(rig: LeavingRig) -> None:
     path, key = sealed_with_heads(rig, old=True)
     rig.open()
     assert len(rig.heads()) == 60
@@ -171,12 +171,12 @@ def test_a_damaged_digest_costs_nothing_but_time(rig: LeavingRig) -> None:
     rig.open()
     assert [row[1] for _, row in rig.rows] == every
     assert 0 < len(rig.heads()) < len(every) - 1
-    assert any("the digest of" in line and path in line for line in rig.said)
+    assert any("the hints of" in line and path in line for line in rig.said)
     rig.close()
     survey = SegmentSurvey(str(rig.directory), lambda record: None)
     assert len([*survey.read()]) == len(every) and not survey.findings
     survey.close()
-    assert any("the digest of" in line and path in line for line in survey.notes)
+    assert any("the hints of" in line and path in line for line in survey.notes)
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -217,7 +217,7 @@ def test_a_damaged_body_is_never_given_and_the_next_start_looks_at_everything(ri
 def test_compaction_does_not_wait_for_a_record_that_is_not_there(
     rig: LeavingRig, change: str, while_it_runs: bool, old: bool
 ) -> None:
-    """A start from digests does not see it. Compaction looked for the record for ever, 16 s for a put and a delete."""
+    """A start from hints does not see it. Compaction looked for the record for ever, 16 s for a put and a delete."""
     path, key = sealed_with_heads(rig, old)
     if while_it_runs:
         rig.open()
@@ -299,7 +299,7 @@ def test_segments_are_asked_of_the_device_before_their_turn_comes(
     assert read(rig.directory).model == rig.model and not asked
 
 
-def test_a_digest_of_another_segment_is_none(rig: LeavingRig) -> None:
+def test_hints_of_another_segment_are_none(rig: LeavingRig) -> None:
     path, _ = sealed_with_heads(rig, old=True)
     other = table(segment_path(str(rig.directory), 3))
     with closing(sqlite3.connect(path)) as db:
@@ -308,7 +308,7 @@ def test_a_digest_of_another_segment_is_none(rig: LeavingRig) -> None:
         db.commit()
     rig.open()
     assert {row[1] for _, row in rig.rows} == set(rig.model)
-    assert any("the digest of" in line and path in line for line in rig.said)
+    assert any("the hints of" in line and path in line for line in rig.said)
 
 
 def test_a_start_brings_jobs_back_without_their_bodies(tmp_path: Path) -> None:

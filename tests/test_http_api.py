@@ -215,14 +215,14 @@ def test_others_have_a_turn_between_a_few_tubes(inside: Inside, monkeypatch: pyt
     while client.unfinished:
         client.run(0)
     clock, breaths = itertools.count(0, SLICE_NS // 4), itertools.count()
-    breathe = inside.backend.breathe
+    yield_now = inside.backend.yield_now
 
     def counted() -> None:
         next(breaths)
-        breathe()
+        yield_now()
 
     monkeypatch.setattr(slices, "perf_counter_ns", lambda: next(clock))
-    monkeypatch.setattr(inside.backend, "breathe", counted)
+    monkeypatch.setattr(inside.backend, "yield_now", counted)
     answer = inside.json("GET", f"/api/v1/tubes?{query}")
     # A quarter of a slice passes with each look at the clock, and each tube has one look.
     assert next(breaths) > 4001 // 5 + len(answer["tubes"]) // 5

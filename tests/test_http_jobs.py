@@ -350,11 +350,11 @@ def test_an_export_of_a_filter_holds_no_job_that_came_later(stock: Stock, monkey
         stock.put()
     monkeypatch.setattr("geventstalk.http.search.SLICE_NS", 0)
 
-    def breathe() -> None:
+    def yield_now() -> None:
         stock.put()
         stock.change()
 
-    monkeypatch.setattr(stock.backend, "breathe", breathe)
+    monkeypatch.setattr(stock.backend, "yield_now", yield_now)
     _, *lines = lines_of(stock, "tube:mail")
     ids = [line["id"] for line in lines]
     assert ids == sorted(set(ids)) and ids and max(ids) <= 200 < stock.engine.next_id

@@ -14,7 +14,7 @@ import pytest
 from geventstalk.http.access import Who
 from geventstalk.http.bulk import RUNNING_MAX
 from geventstalk.http.events import USER_STREAMS_MAX, Events, Full
-from geventstalk.http.scope import Sight
+from geventstalk.http.scope import Scope
 from geventstalk.http.tokens import UserTokens
 from geventstalk.rights import ALL, LOOK, MANAGE, OPERATE, PUT, WORK, Access, Limits, Proof, User, hash_of
 from geventstalk.wire.guarded import Usage
@@ -251,8 +251,8 @@ def test_the_audit_shows_the_own_entries_and_those_of_visible_tubes() -> None:
 
 def test_rights_that_are_taken_away_are_gone_at_once() -> None:
     world = World({"t": ALL, "own": ALL})
-    sight = Sight(lambda: world.users.users.get("u"))
-    who = Who("u", "user", "", sight=sight)
+    scope = Scope(lambda: world.users.users.get("u"))
+    who = Who("u", "user", "", scope=scope)
     events = Events(world.backend)
     stream = events.join((b"t", b"own"), lambda now_ns: True, lambda: None, who)
     assert [tube["name"] for tube in figures(next(stream))["tubes"]] == ["t", "own"]
@@ -269,7 +269,7 @@ def test_rights_that_are_taken_away_are_gone_at_once() -> None:
     assert next(stream).count(b"event: audit") == 1
     assert world.status("GET", "/api/v1/jobs/1") == 404
     world.users = Access([])
-    assert figures(events.first_figures(stream))["tubes"] == [] and not sight.may(b"own", WORK)
+    assert figures(events.first_figures(stream))["tubes"] == [] and not scope.may(b"own", WORK)
     for _ in range(USER_STREAMS_MAX - 1):
         events.join((), lambda now_ns: True, lambda: None, who)
     with pytest.raises(Full):

@@ -168,7 +168,7 @@ def test_jobs_that_stay_are_seen_once_whatever_others_do(stock: Stock, monkeypat
     staying = {job.id for job in stock.engine.jobs if job.id % 3 == 0}
     stock.ids = [id for id in stock.ids if id not in staying]
 
-    def breathe() -> None:
+    def yield_now() -> None:
         for _ in range(2):
             stock.change()
         stock.put()
@@ -176,7 +176,7 @@ def test_jobs_that_stay_are_seen_once_whatever_others_do(stock: Stock, monkeypat
         stock.say(stock.workers[0], stock.draw.choice((b"kick-job %d", b"reserve-job %d", b"bury %d 1")) % id)
 
     monkeypatch.setattr(search_module, "SLICE_NS", 0)
-    monkeypatch.setattr(stock.backend, "breathe", breathe)
+    monkeypatch.setattr(stock.backend, "yield_now", yield_now)
     for text in (
         "",
         "tube:mail",
@@ -248,7 +248,7 @@ def test_no_filter_holds_up_others(stock: Stock, monkeypatch: pytest.MonkeyPatch
     last = [time.thread_time_ns()]
     slices: list[int] = []
 
-    def breathe() -> None:
+    def yield_now() -> None:
         slices.append(time.thread_time_ns() - last[0])
         gevent.sleep(0)
         last[0] = time.thread_time_ns()
@@ -262,7 +262,7 @@ def test_no_filter_holds_up_others(stock: Stock, monkeypatch: pytest.MonkeyPatch
         return verdicts
 
     monkeypatch.setattr(Search, "_match_in_thread", match)
-    monkeypatch.setattr(stock.backend, "breathe", breathe)
+    monkeypatch.setattr(stock.backend, "yield_now", yield_now)
     breaths = 0
     for text in (
         "",

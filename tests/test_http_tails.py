@@ -261,8 +261,8 @@ def test_slices_come_behind_the_turn_and_have_a_quarter_of_the_time() -> None:
     def works() -> None:
         for _ in range(20):
             ended.append(time.monotonic())
-            backend.breathe()
-            begins.append((time.monotonic(), backend._rest_until_s))
+            backend.yield_now()
+            begins.append((time.monotonic(), backend._paused_until_s))
             seen.append("slice")
             backend.commands[0] += 1
             begun_s = thread_time()
@@ -270,7 +270,7 @@ def test_slices_come_behind_the_turn_and_have_a_quarter_of_the_time() -> None:
                 pass
 
     backend.commands = [0]
-    backend.breathe()
+    backend.yield_now()
     with ours, theirs:
         reader.start(read)
         worker = gevent.spawn(works)
@@ -283,6 +283,6 @@ def test_slices_come_behind_the_turn_and_have_a_quarter_of_the_time() -> None:
             assert begin_s >= rest_until_s >= end_s + 3 * 0.002
         reader.stop()
     backend.commands = []
-    workers = [gevent.spawn(backend.breathe) for _ in range(200)]
+    workers = [gevent.spawn(backend.yield_now) for _ in range(200)]
     gevent.joinall(workers)
-    assert backend._rest_until_s < time.monotonic(), "without clients nothing rests"
+    assert backend._paused_until_s < time.monotonic(), "without clients there is no pause"

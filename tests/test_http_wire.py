@@ -312,14 +312,14 @@ def test_what_is_dropped_behind_the_last_answer_has_an_end(wired: Wired, monkeyp
 def test_a_body_in_many_chunks_is_read_in_slices(wired: Wired, path: bytes) -> None:
     """Also one that is not wanted, of a client without rights."""
     breaths = 0
-    breathe = wired.site.breathe
+    yield_now = wired.site.yield_now
 
     def count() -> None:
         nonlocal breaths
         breaths += 1
-        breathe()
+        yield_now()
 
-    wired.site.breathe = count
+    wired.site.yield_now = count
     head = PATCH.replace(b"PATCH /api/v1/server", b"POST " + path) + b"Transfer-Encoding: chunked\r\n\r\n"
     first, second = statuses(wired.all_of(head + b"1\r\nx\r\n" * 10_000 + b"0\r\n\r\n" + GET, end=True))
     assert (first, second) in ((400, 200), (404, 200)) and breaths >= 150
@@ -489,7 +489,7 @@ def test_a_fault_is_logged_and_ends_nothing(method: bytes, caplog: pytest.LogCap
 # Many
 
 
-def test_resting_connections_make_room_the_longest_first(wired: Wired) -> None:
+def test_idle_connections_make_room_the_longest_first(wired: Wired) -> None:
     clients = [wired.connect() for _ in range(30)]
     for client in clients:
         client.sendall(GET)
@@ -524,11 +524,11 @@ def test_who_does_not_read_gives_way_to_others(wired: Wired) -> None:
     """Behind those without a request. A client that may send none that costs anything must not keep the others out."""
     long = Long()
     wired.application.add_route("/long", long)
-    reader, rests = wired.connect(), wired.connect()
+    reader, idle = wired.connect(), wired.connect()
     reader.sendall(GET.replace(b"/healthz", b"/long"))
     gevent.sleep(0.05)
     wired.site.give_up(1)
-    assert read_all(rests) == b""
+    assert read_all(idle) == b""
     assert long.closed == 0
     wired.site.give_up(1)
     with gevent.Timeout(3):
@@ -538,14 +538,14 @@ def test_who_does_not_read_gives_way_to_others(wired: Wired) -> None:
 
 
 def test_a_stop_ends_what_rests_at_once_and_what_works_soon(wired: Wired) -> None:
-    resting, working = wired.connect(), wired.connect()
+    idle, working = wired.connect(), wired.connect()
     slow = Slow()
     wired.application.add_route("/slow", slow)
     working.sendall(GET.replace(b"/healthz", b"/slow") + GET)
     while not slow.began:
         gevent.sleep(0)
     stop = gevent.spawn(wired.site.stop)
-    assert read_all(resting) == b""
+    assert read_all(idle) == b""
     slow.go_on = True
     assert statuses(read_all(working)) == [200], "the request that was under way, and none behind it"
     stop.get(timeout=3)

@@ -57,7 +57,7 @@ def test_what_has_not_happened_fades() -> None:
     before = found.now([600, 0, 0, 0, 0], SECOND)
     after = found.now([600, 0, 0, 0, 0], 61 * SECOND)
     assert after[0] == pytest.approx(before[0] / exp(1)) and after[5] == pytest.approx(before[5] / exp(60 / 900))
-    found.rest(31 * SECOND)
+    found.fade(31 * SECOND)
     assert found.now([600, 0, 0, 0, 0], 61 * SECOND) == pytest.approx(after)
 
 

@@ -399,14 +399,14 @@ class Clocked(SessionOwner):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rests: list[int] = []
+        self.waits: list[int] = []
         self.told: list[str] = []
 
     def tell(self, what: str) -> None:
         self.told.append(what)
 
-    def rest(self, session: GuardedSession, ns: int) -> None:
-        self.rests.append(ns)
+    def suspend(self, session: GuardedSession, ns: int) -> None:
+        self.waits.append(ns)
 
 
 def limited(rig: Rig, **limits: int) -> tuple[GuardedSession, Clocked]:
@@ -423,17 +423,17 @@ def test_puts_wait_for_their_turn() -> None:
     now = rig.clock.ns
 
     def goes_on(ns: int) -> tuple[bytes, bool]:
-        client.rests = False
+        client.suspended = False
         client.run(ns)
         return client.take_out(), client.closed
 
     put = b"put 0 0 60 1\r\nx\r\n"
     client.receive(4 * put + b"put-in t 0 0 60 1\r\ny\r\npeek 9\r\n" + put, now)
-    assert client.take_out().count(b"INSERTED") == 3 and client.unfinished and client.rests
-    assert owner.rests == [100_000_000]
+    assert client.take_out().count(b"INSERTED") == 3 and client.unfinished and client.suspended
+    assert owner.waits == [100_000_000]
     client.run(now + 50_000_000)
-    assert not client.out and len(owner.rests) == 1, "a look before its time changes nothing"
-    assert goes_on(now + 100_000_000) == (b"INSERTED 4\r\n", False) and owner.rests[1:] == [100_000_000]
+    assert not client.out and len(owner.waits) == 1, "a look before its time changes nothing"
+    assert goes_on(now + 100_000_000) == (b"INSERTED 4\r\n", False) and owner.waits[1:] == [100_000_000]
     client.hang_up(now + 100_000_000)  # what came before the end of the input is not lost
     assert goes_on(now + 200_000_000) == (b"INSERTED 5\r\nNOT_FOUND\r\n", False)
     assert goes_on(now + 300_000_000) == (b"INSERTED 6\r\n", True)
@@ -447,7 +447,7 @@ def test_puts_after_a_pause_have_their_burst_again() -> None:
     for _ in range(4):
         assert rig.feed(client, 3 * put).count(b"INSERTED") == 3
         rig.clock.ns += 300_000_000
-    assert not owner.rests
+    assert not owner.waits
 
 
 def test_limits_of_a_connection() -> None:
@@ -462,11 +462,11 @@ def test_limits_of_a_connection() -> None:
     full = {b"reserve-with-timeout 0": b"TIMED_OUT\r\n", b"reserve-batch 1": b"RESERVED_BATCH 0\r\n"}
     full |= {b"reserve-job 3": b"OUT_OF_MEMORY\r\n", b"reserve-with-timeout x": b"BAD_FORMAT\r\n"}
     for line, reply in full.items():
-        assert rig.feed(client, line + b"\r\n") == reply and not owner.rests
+        assert rig.feed(client, line + b"\r\n") == reply and not owner.waits
     for line, reply in ((b"reserve", b"DEADLINE_SOON\r\n"), (b"reserve-with-timeout 9", b"TIMED_OUT\r\n")):
         client.receive(line + b"\r\n", rig.clock.ns)
-        assert client.rests and not client.out and owner.rests.pop() == 1_000_000_000
-        client.rests = False
+        assert client.suspended and not client.out and owner.waits.pop() == 1_000_000_000
+        client.suspended = False
         client.run(rig.clock.ns)
         assert client.take_out() == reply
     assert rig.feed(client, b"delete 1\r\nreserve-with-timeout 0\r\n").startswith(b"DELETED\r\nRESERVED 3 ")
@@ -554,8 +554,8 @@ def test_limits_are_told_of_when_they_begin_and_end_to_hold() -> None:
     def puts() -> bytes:
         client.receive(b"put 0 0 60 1\r\nx\r\n", rig.clock.ns)
         answer = client.take_out()
-        if client.rests:
-            client.rests = False  # as the owner ends a rest
+        if client.suspended:
+            client.suspended = False  # as the owner resumes it
             client.run(rig.clock.ns)
             answer += client.take_out()
         rig.engine.advance(rig.clock.ns, 100)
@@ -1052,7 +1052,7 @@ def test_puts_of_a_user_wait_and_others_do_not(
     for sock in late:
         sock.sendall(b"auth %b\r\n" % TOKEN.encode() + 5 * b"put 0 0 60 1\r\nx\r\n" + b"quit\r\n")
     time.sleep(0.5)
-    late.pop().close()  # while it rests
+    late.pop().close()  # while it is suspended
     shop["puts_per_second"] = 100_000
     written(tmp_path, {"users": {"me": me, "shop": shop}})
     os.kill(server.pid, signal.SIGHUP)

@@ -14,7 +14,7 @@ import pytest
 from geventstalk.core.job import READY
 from geventstalk.core.operate import DONE, SETTINGS_TUBE
 from geventstalk.policies import Policies, Terms
-from geventstalk.runtime_settings import Kept, TooLarge
+from geventstalk.runtime_settings import RuntimeSettings, TooLarge
 from geventstalk.tags import SETTINGS_BYTES_MAX, kept_settings, parse, parse_put
 from geventstalk.turn.operations import SettlePauses
 from tests.support.check import check
@@ -29,7 +29,7 @@ Starter = Callable[..., ServerProcess]
 
 
 def test_what_is_made_at_run_time_stands_in_front() -> None:
-    kept = Kept()
+    kept = RuntimeSettings()
     kept.of_file["policies"] = (("a", Terms(max_jobs=1)), ("*", Terms(max_jobs=2)))
     assert kept.text() == b""
     assert kept.load(kept.text_with("policies", "*", {"max_jobs": 3})) == []
@@ -40,7 +40,7 @@ def test_what_is_made_at_run_time_stands_in_front() -> None:
     assert kept.load(kept.text_with("policies", "*", None)) == []
     assert [(glob, terms.max_jobs) for glob, terms in kept.all("policies")] == [("b", 4), ("a", 1), ("*", 2)]
     assert kept.entry("policies", "b") == {"max_jobs": 4} and kept.entry("policies", "a") is None
-    again = Kept()
+    again = RuntimeSettings()
     assert again.load(kept.text()) == [] and again.text() == kept.text()
     with pytest.raises(KeyError):
         kept.text_with("policies", "a", None)
@@ -51,7 +51,7 @@ def test_what_is_made_at_run_time_stands_in_front() -> None:
 
 
 def test_a_setting_of_another_version_stays_and_does_not_count() -> None:
-    kept = Kept()
+    kept = RuntimeSettings()
     text = json.dumps({"policies": {"a": {"newer": 1}, "b": {"tries": 1}}, "more": {}}).encode()
     (refused,) = kept.load(text)
     assert "a policy has no key newer" in refused

@@ -342,7 +342,7 @@ def test_handshakes_leave_the_event_loop_to_others(listener: Listener, monkeypat
     handshakes = Handshakes([tls_of(listener)], LOG)
     passes: list[int] = [0]
 
-    class Visitor:
+    class Step:
         def __init__(self, takes_ns: int) -> None:
             self.takes_ns = takes_ns
 
@@ -350,13 +350,13 @@ def test_handshakes_leave_the_event_loop_to_others(listener: Listener, monkeypat
             now_ns[0] += self.takes_ns
             passes[-1] += 1
 
-    visitors: list[Any] = [Visitor(shaking.SHARE_NS // 2) for _ in range(4)] + [Visitor(5 * shaking.SHARE_NS)] * 2
-    for visitor in visitors:
-        handshakes.queue(visitor)
+    steps: list[Any] = [Step(shaking.SHARE_NS // 2) for _ in range(4)] + [Step(5 * shaking.SHARE_NS)] * 2
+    for step in steps:
+        handshakes.queue(step)
     each_pass: Any = gevent.get_hub().loop.check()
     each_pass.start(passes.append, 0)
     with gevent.Timeout(30):
-        while sum(passes) < len(visitors):
+        while sum(passes) < len(steps):
             gevent.sleep(0.0001)
     each_pass.stop()
     each_pass.close()

@@ -63,10 +63,10 @@ def policy(context: Context, action: str, pattern: str, terms: tuple[str, ...]) 
     tries=5 dead_letter=lost backoff=[10,60] max_rate=100 pause=true. A policy of the same pattern is replaced. The
     journal keeps it; it stands in front of those of the file. `remove` ends one that was made at run time.
     """
-    return change_kept(context, action, f"/policies/{quote(pattern, safe='')}", f"the policy of {pattern}", terms)
+    return change_setting(context, action, f"/policies/{quote(pattern, safe='')}", f"the policy of {pattern}", terms)
 
 
-def change_kept(context: Context, action: str, path: str, what: str, terms: tuple[str, ...]) -> int:
+def change_setting(context: Context, action: str, path: str, what: str, terms: tuple[str, ...]) -> int:
     """Makes or removes a setting of run time."""
     if (action == "set") != bool(terms):
         raise click.UsageError("set needs KEY=VALUE, and remove takes none")

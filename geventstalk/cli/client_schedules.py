@@ -9,7 +9,7 @@ from urllib.parse import quote
 import click
 
 from geventstalk.cli.client import EXIT_NOTHING, Context, client_command
-from geventstalk.cli.client_policies import change_kept
+from geventstalk.cli.client_policies import change_setting
 from geventstalk.cli.client_show import Column, echo_table
 from geventstalk.exits import EXIT_OK
 from geventstalk.remote.api import field
@@ -75,4 +75,4 @@ def schedule(context: Context, action: str, name: str, terms: tuple[str, ...]) -
     cron="0 3 * * *" zone=Europe/Berlin tube=reports body=nightly. A schedule of the same name is replaced. The journal
     keeps it. `remove` ends one that was made at run time.
     """
-    return change_kept(context, action, f"/schedules/{quote(name, safe='')}", f"the schedule {name}", terms)
+    return change_setting(context, action, f"/schedules/{quote(name, safe='')}", f"the schedule {name}", terms)

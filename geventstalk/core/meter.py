@@ -110,13 +110,13 @@ class Rates:
         return found
 
     def settle(self, counts: list[int], now_ns: int) -> None:
-        """Takes in the events since the last settle() or rest()."""
+        """Takes in the events since the last settle() or fade()."""
         rates = self.now(counts, now_ns)
         self._rates = [array("d", rates[at : at + len(EVENTS)]) for at in range(0, len(rates), len(EVENTS))]
         self._seen = array("q", counts)
         self._at_ns = now_ns
 
-    def rest(self, now_ns: int) -> None:
+    def fade(self, now_ns: int) -> None:
         """Lets the rates fade: there was no event since the last settle()."""
         self.settle([*self._seen], now_ns)
 

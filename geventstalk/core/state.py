@@ -270,11 +270,11 @@ class EngineState:
     def _wake(self, tube: Tube, now_ns: int) -> None:
         """Makes a tube active: the first event since its rates were settled."""
         if not self.active and not self.settling:
-            self.rates.rest(now_ns)
+            self.rates.fade(now_ns)
         if tube.rates is None:
             tube.rates = Rates(now_ns)
         else:
-            tube.rates.rest(now_ns)
+            tube.rates.fade(now_ns)
         self.active.append(tube)
         tube.active = True
 

@@ -30,7 +30,7 @@ TAKEN: Final = 7  # this many more bytes of replies went into a client's socket
 REFUSED: Final = 8  # a connection that waits cannot be accepted; the reason follows when it was not told before
 # From the engine to a front.
 ACCEPT: Final = 9  # accept connections, also those that wait already
-REST: Final = 10  # accept no more
+STOP: Final = 10  # accept no more
 REPLY: Final = 11  # bytes for a client
 MORE: Final = 12  # the client may send this many more bytes; without a client: this many more may be accepted
 CLOSE: Final = 13  # close the client's connection once all replies have gone into its socket

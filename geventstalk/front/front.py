@@ -208,7 +208,7 @@ class Front:
         if kind == f.ACCEPT:
             self._accepts = True
             self._look_again()
-        elif kind == f.REST:
+        elif kind == f.STOP:
             self._accepts = False
             self._look()
         elif kind == f.MORE and not cutter.client:

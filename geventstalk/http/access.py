@@ -20,7 +20,7 @@ from gevent.lock import BoundedSemaphore
 
 from geventstalk.config import ConfigError
 from geventstalk.http.audit import Audit, Entry
-from geventstalk.http.scope import EVERYTHING, Sight
+from geventstalk.http.scope import EVERYTHING, Scope
 from geventstalk.http.sessions import LoginSession, Sessions
 from geventstalk.http.tokens import Role, Source, Token, Tokens
 
@@ -45,7 +45,7 @@ class Who:
     address: str
     via: str = "api"
     session: LoginSession | None = None
-    sight: Sight = EVERYTHING
+    scope: Scope = EVERYTHING
 
 
 class Access:
@@ -142,11 +142,11 @@ class Access:
             if session is None:
                 return None
             known = session.token
-            return Who(known.name, known.role, address, via, session, known.sight)
+            return Who(known.name, known.role, address, via, session, known.scope)
         token = self._find_token(text.strip(), address, via, now_ns)
         if token is None:
             raise falcon.HTTPUnauthorized(description="The token is not known.", challenges=("Bearer",))
-        return Who(token.name, token.role, address, via, None, token.sight)
+        return Who(token.name, token.role, address, via, None, token.scope)
 
     def still_knows(self, req: falcon.Request, who: Who, now_ns: int) -> bool:
         """Returns whether the sender of this request would be admitted again. Never waits."""
@@ -239,7 +239,7 @@ class Access:
             raise falcon.HTTPUnauthorized(description="A token is needed.", challenges=("Bearer",))
         by_rights = who.role == "user" and req.method in of_tubes
         if req.method in SAFE_METHODS:
-            if not by_rights and not who.sight.sees_all:
+            if not by_rights and not who.scope.sees_all:
                 raise falcon.HTTPForbidden(description="This is for users who may look at every tube.")
             return
         if who.role != "admin" and not by_rights:
@@ -297,7 +297,7 @@ def who_sends(req: falcon.Request) -> Who:
 
 def shows_entry(entry: Entry, who: Who) -> bool:
     """Returns whether an entry of the audit may be looked at: those of a visible tube, and the sender's own."""
-    if who.sight.sees_all or (entry["who"], entry["role"]) == (who.name, who.role):
+    if who.scope.sees_all or (entry["who"], entry["role"]) == (who.name, who.role):
         return True
     tube = entry.get("tube")
-    return tube is not None and not entry.get("filter") and who.sight.looks(tube.encode())
+    return tube is not None and not entry.get("filter") and who.scope.looks(tube.encode())

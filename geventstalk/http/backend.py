@@ -1,7 +1,7 @@
-"""The interface of HTTP to the server: the engine to read, operations to change it, and breathe() to yield.
+"""The interface of HTTP to the server: the engine to read, operations to change it, and yield_now() to yield.
 
 This module must not know HTTP. The engine is read between turns and without a lock, as long as the reader does not
-yield. Large data is read in slices of a millisecond, with breathe() in between. Invariant: about one slice of all
+yield. Large data is read in slices of a millisecond, with yield_now() in between. Invariant: about one slice of all
 requests together runs each time the event loop goes round, so the clients of the beanstalk port wait for one slice and
 not for one of each request. While they send commands, HTTP has a quarter of the time.
 """
@@ -28,7 +28,7 @@ from geventstalk.http.audit import Audit
 from geventstalk.http.history import History, Sparks, TubeHistory
 from geventstalk.http.memory import memory_limit_bytes
 from geventstalk.rights import Access as Users
-from geventstalk.runtime_settings import Kept
+from geventstalk.runtime_settings import RuntimeSettings
 from geventstalk.turn.maintenance import LACKING_NS
 from geventstalk.turn.replies import Channel, Operation
 from geventstalk.turn.turn import Turn
@@ -44,8 +44,8 @@ WAITING_MAX: Final = 128
 """The most requests that wait for their changes. The other connections stay free for reading when changes are stuck."""
 _GROUP_BYTES: Final = 1 << 22
 """The bytes of bodies on disk that are read at once for a request."""
-_RESTS: Final = 3
-"""After slices in which clients sent commands, HTTP rests this many times as long as the slices took."""
+_PAUSE: Final = 3
+"""After slices in which clients sent commands, HTTP pauses this many times as long as the slices took."""
 NEXT_TURN_S: Final = 1e-9
 """A timer of this length fires after every socket has had its turn."""
 
@@ -222,8 +222,8 @@ class Backend:
         self.guard: GuardView | None = None  # with users
         self.reload: ReloadView
         self.schedules: SchedulesView | None = None
-        self.kept: Kept
-        self.use_kept: Callable[[], None] = _nothing_to_tidy_up
+        self.runtime_settings: RuntimeSettings
+        self.use_runtime_settings: Callable[[], None] = _nothing_to_tidy_up
         """Uses the settings that the engine keeps."""
         self.one_setting: Final = BoundedSemaphore(1)  # settings are changed one at a time
         self.bulk_listeners: list[Callable[[dict[str, Any]], None]] = []  # called with the progress of bulk changes
@@ -246,8 +246,8 @@ class Backend:
         self.tidy_up: Callable[[], object] = _nothing_to_tidy_up
         """Called now and then while there are requests, from the event loop itself."""
         self._line: deque[Any] = deque()
-        self._next: Any = None  # a timer, while a greenlet waits in breathe()
-        self._rest_until_s = 0.0
+        self._next: Any = None  # a timer, while a greenlet waits in yield_now()
+        self._paused_until_s = 0.0
         self._served = 0  # how many commands clients had sent at the last slices
 
     def unix_s(self, ns: int) -> float:
@@ -309,7 +309,7 @@ class Backend:
             self.turn.fail(error)  # as for a client of the beanstalk port
             raise Failed from error
 
-    def breathe(self) -> None:
+    def yield_now(self) -> None:
         """Yields to the event loop. Greenlets resume in the order of their calls."""
         waiter: Any = Waiter()
         self._line.append(waiter)
@@ -320,11 +320,11 @@ class Backend:
         if self._next is None:
             loop: Any = get_hub().loop
             # Behind all sockets that are ready (priority), and behind the turn that ends with the callbacks before.
-            self._next = loop.timer(max(NEXT_TURN_S, self._rest_until_s - monotonic()), priority=-1)
+            self._next = loop.timer(max(NEXT_TURN_S, self._paused_until_s - monotonic()), priority=-1)
             self._next.start(loop.run_callback, self._run_slices)
 
     def _run_slices(self) -> None:
-        """Resumes greenlets that wait in breathe(). The event loop calls this in each round, or after a rest."""
+        """Resumes greenlets that wait in yield_now(). The event loop calls this in each round, or after a pause."""
         line = self._line
         begun_s = thread_time()
         end_ns = perf_counter_ns() + SLICE_NS
@@ -336,7 +336,7 @@ class Backend:
         served = sum(self.commands)
         if served != self._served:
             self._served = served
-            self._rest_until_s = monotonic() + _RESTS * (thread_time() - begun_s)
+            self._paused_until_s = monotonic() + _PAUSE * (thread_time() - begun_s)
         self._next.close()
         self._next = None
         if line:

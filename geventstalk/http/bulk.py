@@ -24,7 +24,7 @@ from geventstalk.filters import Term
 from geventstalk.http.audit import Author
 from geventstalk.http.backend import Backend, Failed
 from geventstalk.http.changes import Values, change_of, fitting
-from geventstalk.http.scope import EVERYTHING, Sight
+from geventstalk.http.scope import EVERYTHING, Scope
 from geventstalk.http.search import Search, SearchFailed
 from geventstalk.rights import MANAGE
 from geventstalk.turn.operations import Changes
@@ -60,7 +60,7 @@ class BulkChange:
         values: Values,
         limit: int | None,
         number: int,
-        sight: Sight = EVERYTHING,
+        scope: Scope = EVERYTHING,
     ) -> None:
         """Raises FilterError for a regular expression that cannot be used."""
         engine = backend.engine
@@ -70,18 +70,18 @@ class BulkChange:
         self.cancelled = False
         self._backend = backend
         self.who: Final = who
-        self._sight = sight
+        self._scope = scope
         self._text = text
         self._action = action
         self._values = values
         self._limit = limit
         self._fitting = fitting(action, values)
-        self._search = Search(backend, terms, last=engine.next_id - 1, sight=sight)
+        self._search = Search(backend, terms, last=engine.next_id - 1, scope=scope)
         self._began = monotonic()
         self._ended: float | None = None
         self._began_unix_s = backend.unix_s(backend.now_ns())
         jobs = engine.ready_count + engine.reserved_count + engine.delayed_count + engine.buried_count
-        self._jobs_before = jobs if sight.sees_all else 0
+        self._jobs_before = jobs if scope.sees_all else 0
         self._matched = self._done = self._failed = 0
         self._parts: Counter[tuple[bytes, int]] = Counter()  # of a dry run: tube and state
         self._error: str | None = None
@@ -183,9 +183,9 @@ class BulkChange:
     def _take(self, jobs: list[Job], most: int | None) -> list[int]:
         """Returns the ids of at most `most` jobs that fit the action. Counts the others."""
         ids: list[int] = []
-        sight, tube_of = self._sight, self._backend.engine.tube_of
+        scope, tube_of = self._scope, self._backend.engine.tube_of
         for job in jobs:
-            if job.state in self._fitting and sight.may(tube_of(job).name, MANAGE):
+            if job.state in self._fitting and scope.may(tube_of(job).name, MANAGE):
                 ids.append(job.id)
                 if len(ids) == most:
                     break
@@ -197,7 +197,7 @@ class BulkChange:
     def _stops(self) -> bool:
         if self._backend.stopping.is_set():
             raise Failed
-        if self._values.tube and not self._sight.may(self._values.tube, MANAGE):
+        if self._values.tube and not self._scope.may(self._values.tube, MANAGE):
             self._error = "The right to move jobs there was taken away."
         return self.cancelled or self._error is not None
 
@@ -207,7 +207,7 @@ class BulkChange:
         if not ids or self.cancelled:
             return
         changes = self._changes = _Batch(
-            self._backend, self._search, ids, change_of(self._backend.engine, self._action, self._values), self._sight
+            self._backend, self._search, ids, change_of(self._backend.engine, self._action, self._values), self._scope
         )
         try:
             self._backend.carry_out(changes)
@@ -219,15 +219,15 @@ class BulkChange:
             self._error = "There is no room for it: memory or the journal is full."
 
 
-class _Doer:
+class _ChangeOfMatch:
     """Changes a job that still matches. Sets `is_full` when memory or the journal is full.
 
     The operation holds this object and not the reverse: the server has no collector of cycles.
     """
 
-    def __init__(self, engine: Operate, search: Search, do: Callable[[int, int], int], sight: Sight) -> None:
+    def __init__(self, engine: Operate, search: Search, do: Callable[[int, int], int], scope: Scope) -> None:
         self.is_full = False
-        self._sight = sight
+        self._scope = scope
         self._engine = engine
         self._search = search
         self._do = do
@@ -236,7 +236,7 @@ class _Doer:
         if self.is_full:
             return UNFINISHED  # until the slice ends, and the operation with it
         job = self._engine.jobs.get(id)
-        may = job is not None and self._sight.may(self._engine.tube_of(job).name, MANAGE)
+        may = job is not None and self._scope.may(self._engine.tube_of(job).name, MANAGE)
         if job is None or not may or not self._search.still(job):
             self._engine.abandon_alter(id)  # if it was begun
             return WRONG_STATE
@@ -249,14 +249,14 @@ class _Batch(Changes):
     """Changes some jobs, each if it still matches. Stops when memory or the journal is full."""
 
     def __init__(
-        self, backend: Backend, search: Search, ids: list[int], do: Callable[[int, int], int], sight: Sight
+        self, backend: Backend, search: Search, ids: list[int], do: Callable[[int, int], int], scope: Scope
     ) -> None:
-        self._doer = _Doer(backend.engine, search, do, sight)
-        super().__init__(backend.engine, ids, self._doer)
+        self._change_of_match = _ChangeOfMatch(backend.engine, search, do, scope)
+        super().__init__(backend.engine, ids, self._change_of_match)
 
     def run(self, now_ns: int) -> bool:
         over = super().run(now_ns)
-        if self._doer.is_full and not over:
+        if self._change_of_match.is_full and not over:
             self.cancelled = True
             over = super().run(now_ns)
         return over
@@ -284,16 +284,16 @@ class BulkChanges:
         action: str,
         values: Values,
         limit: int | None,
-        sight: Sight = EVERYTHING,
+        scope: Scope = EVERYTHING,
     ) -> BulkChange:
         """Begins a change. A user with rights has one at a time, and leaves one to others. Raises TooMany, and
         FilterError.
         """
         running = [change for change in self._kept if change.state == "running"]
-        is_user = sight is not EVERYTHING
+        is_user = scope is not EVERYTHING
         if len(running) >= RUNNING_MAX - is_user or (is_user and any(change.is_of(who) for change in running)):
             raise TooMany
-        change = BulkChange(self._backend, who, text, terms, action, values, limit, self._number + 1, sight)
+        change = BulkChange(self._backend, who, text, terms, action, values, limit, self._number + 1, scope)
         self._number += 1
         self._kept.append(change)
         if len(self._kept) > KEPT_MAX:
@@ -303,13 +303,13 @@ class BulkChanges:
         spawn(_supervised, change, _Teller(self._backend, change).tell, self._backend.log)
         return change
 
-    def find(self, number: int, who: Author, sight: Sight) -> BulkChange | None:
+    def find(self, number: int, who: Author, scope: Scope) -> BulkChange | None:
         shown = (change for change in self._kept if change.number == number)
-        return next((change for change in shown if sight.sees_all or change.is_of(who)), None)
+        return next((change for change in shown if scope.sees_all or change.is_of(who)), None)
 
-    def latest_first(self, who: Author, sight: Sight) -> list[Json]:
+    def latest_first(self, who: Author, scope: Scope) -> list[Json]:
         """Returns the changes that may be looked at: all, or those of the sender."""
-        return [change.as_json() for change in reversed(self._kept) if sight.sees_all or change.is_of(who)]
+        return [change.as_json() for change in reversed(self._kept) if scope.sees_all or change.is_of(who)]
 
 
 class _Teller:

@@ -15,7 +15,7 @@ from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, 
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, WRONG_STATE, Operate, can_alter
 from geventstalk.http import views
 from geventstalk.http.backend import Backend
-from geventstalk.http.scope import EVERYTHING, Sight
+from geventstalk.http.scope import EVERYTHING, Scope
 from geventstalk.rights import LOOK, MANAGE
 from geventstalk.tags import Tags
 from geventstalk.turn.operations import Changes, Put
@@ -82,20 +82,20 @@ def fitting(action: str, values: Values) -> frozenset[int]:
     return frozenset(state for state in states if can_alter(state, pri, delay_s, moves))
 
 
-class _Doer:
+class _ChangeOfJob:
     """Changes one job, and keeps its views before and after: afterwards it may be gone already.
 
     `body` is that of the job, which may not be in memory. The operation holds this object and not the reverse: the
     server has no collector of cycles.
     """
 
-    def __init__(self, backend: Backend, action: str, values: Values, body: bytes, sight: Sight) -> None:
+    def __init__(self, backend: Backend, action: str, values: Values, body: bytes, scope: Scope) -> None:
         self.outcome = UNFINISHED
         self.before: views.Json = {}
         self.after: views.Json = {}
         self._backend = backend
         self._body = body
-        self._sight = sight
+        self._scope = scope
         self._deletes = action == "delete"
         self._do = change_of(backend.engine, action, values)
 
@@ -104,7 +104,7 @@ class _Doer:
         job = engine.jobs.get(id)
         if job is not None:
             name = engine.tube_of(job).name
-            if not self._sight.may(name, MANAGE):  # the job was moved, or the right taken away, since the request came
+            if not self._scope.may(name, MANAGE):  # the job was moved, or the right taken away, since the request came
                 self.outcome = NOT_FOUND
                 return NOT_FOUND
             self.before = {"tube": name.decode("ascii"), "state": STATE_NAMES[job.state]}
@@ -118,19 +118,19 @@ class OneChange(Changes):
     """Changes one job. `before` and `after` are its views."""
 
     def __init__(
-        self, backend: Backend, id: int, action: str, values: Values, body: bytes, sight: Sight = EVERYTHING
+        self, backend: Backend, id: int, action: str, values: Values, body: bytes, scope: Scope = EVERYTHING
     ) -> None:
         self._action = action
-        self._doer = _Doer(backend, action, values, body, sight)
-        super().__init__(backend.engine, [id], self._doer)
+        self._change_of_job = _ChangeOfJob(backend, action, values, body, scope)
+        super().__init__(backend.engine, [id], self._change_of_job)
 
     @property
     def before(self) -> views.Json:
-        return self._doer.before
+        return self._change_of_job.before
 
     @property
     def after(self) -> views.Json:
-        return self._doer.after
+        return self._change_of_job.after
 
     def done(self) -> None:
         pass
@@ -140,7 +140,7 @@ class OneChange(Changes):
 
     def require_done(self) -> None:
         """Raises HTTPError for any other outcome."""
-        outcome = self._doer.outcome
+        outcome = self._change_of_job.outcome
         if outcome == NOT_FOUND:
             raise no_such_job()
         if outcome == WRONG_STATE:
@@ -203,12 +203,12 @@ def no_such_job() -> falcon.HTTPError:
     return falcon.HTTPNotFound(description="There is no such job.")
 
 
-def find(backend: Backend, id: int, sight: Sight, right: int = LOOK) -> Job:
+def find(backend: Backend, id: int, scope: Scope, right: int = LOOK) -> Job:
     """Returns the job of an id, if the sender has this right on its tube. Raises HTTPError."""
     job = backend.engine.jobs.get(id)
     name = b"" if job is None else backend.engine.tube_of(job).name
-    if job is None or not sight.looks(name):
+    if job is None or not scope.looks(name):
         raise no_such_job()
-    if not sight.may(name, right):
+    if not scope.may(name, right):
         raise falcon.HTTPForbidden(description=NO_RIGHT)
     return job

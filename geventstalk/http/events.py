@@ -75,8 +75,8 @@ class Stream:
     @property
     def names(self) -> Names:
         """The tubes that the client asked for and may look at now."""
-        looks = self.who.sight.looks
-        return self._names if self.who.sight.sees_all else tuple(name for name in self._names if looks(name))
+        looks = self.who.scope.looks
+        return self._names if self.who.scope.sees_all else tuple(name for name in self._names if looks(name))
 
     def __iter__(self) -> Stream:
         return self
@@ -99,7 +99,7 @@ class Stream:
             if not self._wake.wait(HEARTBEAT_S):
                 return _HEARTBEAT
             self._wake.clear()
-        self._events.backend.breathe()  # all streams wake at once, and each has a piece to write
+        self._events.backend.yield_now()  # all streams wake at once, and each has a piece to write
         data = b"".join(self._pending.values())
         self._pending.clear()
         return data
@@ -173,12 +173,12 @@ class Events:
         self.tell("audit", entry, None, partial(shows_entry, entry))
 
     def _tell_bulk(self, bulk: dict[str, Any]) -> None:
-        self.tell("bulk", bulk, bulk["number"], lambda who: who.sight.sees_all or bulk["by"] == who.name)
+        self.tell("bulk", bulk, bulk["number"], lambda who: who.scope.sees_all or bulk["by"] == who.name)
 
     # --- figures
 
     def first_figures(self, stream: Stream) -> bytes:
-        """Returns the present figures, or some of less than a period ago. Breathes."""
+        """Returns the present figures, or some of less than a period ago. Yields to other requests."""
         pace = Pace(self.backend)
         pace.step()
         figures = self._figures
@@ -240,7 +240,7 @@ class _Figures:
 
     def event(self, stream: Stream, pace: Pace) -> bytes:
         """Returns the event with the figures of the stream's tubes. Tubes that do not exist are left out."""
-        names, all_seen = stream.names, stream.who.sight.sees_all
+        names, all_seen = stream.names, stream.who.scope.sees_all
         event = self._events.get((all_seen, names))
         if event is None:
             tubes = ",".join(filter(None, [self._tube(name, pace) for name in names]))

@@ -52,7 +52,7 @@ class Metrics:
     def answer(self, accept: str) -> tuple[bytes, str]:
         """Returns the metrics in the format of the header `Accept`, and their content type.
 
-        Breathes. Scrapes within 0.5 s share one response.
+        Yields to other requests. Scrapes within 0.5 s share one response.
         """
         encode, content_type = choose_encoder(_known(accept))
         answer = self._answers.get(content_type)

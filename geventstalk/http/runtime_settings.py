@@ -18,7 +18,7 @@ from geventstalk.runtime_settings import Kind, TooLarge
 from geventstalk.turn.operations import KeepSettings
 
 
-class KeptResource:
+class SettingResource:
     """PUT and DELETE of an entry: /api/v1/policies/{name} and /api/v1/schedules/{name}"""
 
     def __init__(self, backend: Backend, kind: Kind, noun: str) -> None:
@@ -39,7 +39,7 @@ class KeptResource:
         backend, kind = self._backend, self._kind
         with backend.one_setting:
             try:
-                text = backend.kept.text_with(kind, name, entry)
+                text = backend.runtime_settings.text_with(kind, name, entry)
             except TooLarge as error:
                 raise falcon.HTTPInsufficientStorage(description=f"{error}.") from None
             except KeyError:
@@ -50,7 +50,7 @@ class KeptResource:
             backend.change(keep)
             if keep.outcome != DONE:
                 raise falcon.HTTPInsufficientStorage(description=NO_ROOM)
-            backend.use_kept()
+            backend.use_runtime_settings()
         action = f"remove {self._noun}" if entry is None else f"set {self._noun}"
         backend.audit.record(who_sends(req), action, 1, detail=name)
 

@@ -80,7 +80,7 @@ class Sampler:
         )
 
     def _read_tubes(self, number: int) -> None:
-        """Continues the sparklines of the tubes that have jobs, or had some that still show. Breathes."""
+        """Continues the sparklines of tubes with jobs, or with some that still show. Yields to other requests."""
         tubes, sparks, pace = self._backend.engine.tubes, self._backend.sparks, Pace(self._backend)
 
         def jobs(name: bytes) -> int | None:
@@ -100,7 +100,7 @@ class Sampler:
             sparks.add(name, number, 0 if tube is None else tube.ready_count())
 
     def _read_busy(self) -> None:
-        """Continues the charts of the busiest tubes. Breathes.
+        """Continues the charts of the busiest tubes. Yields to other requests.
 
         A tube that is gone keeps its chart until other tubes replace it, without the events since its last reading.
         """

@@ -13,7 +13,7 @@ from typing import Final
 from geventstalk.rights import ALL, LOOK, OPERATE, User
 
 
-class Sight:
+class Scope:
     """`user` returns the user as of now, None when the user is gone. Without it, everything may be seen and changed."""
 
     def __init__(self, user: Callable[[], User | None] | None = None) -> None:
@@ -54,4 +54,4 @@ class Sight:
         return 0 if user is None else user.on(tube)
 
 
-EVERYTHING: Final = Sight()
+EVERYTHING: Final = Scope()

@@ -22,7 +22,7 @@ from geventstalk.filters import Term
 from geventstalk.http.backend import SLICE_NS, Backend
 from geventstalk.http.matcher import CRLF_BYTES, ID_MAX, Matcher
 from geventstalk.http.patterns import Pattern
-from geventstalk.http.scope import EVERYTHING, Sight
+from geventstalk.http.scope import EVERYTHING, Scope
 
 _WORK_NS: Final = 200_000_000
 """The most time that a search works for one answer."""
@@ -64,15 +64,15 @@ class Search:
         descending: bool = False,
         at: int | None = None,
         last: int = ID_MAX,
-        sight: Sight = EVERYTHING,
+        scope: Scope = EVERYTHING,
     ) -> None:
-        """`last` is the last id to look at; `sight` says which jobs there are to see.
+        """`last` is the last id to look at; `scope` says which jobs there are to see.
 
         Raises FilterError for a regular expression that cannot be used.
         """
         self._backend = backend
         self._jobs = backend.engine.jobs
-        self._sight = sight
+        self._scope = scope
         self._matcher = Matcher(terms, backend.engine, backend.now_ns())
         self._descending = descending
         self._began_ns = self._slice_ns = perf_counter_ns()
@@ -100,12 +100,12 @@ class Search:
         return self._worked_ns + now_ns - self._slice_ns >= _WORK_NS or now_ns - self._began_ns >= _WAIT_NS
 
     def step(self) -> None:
-        """Breathes when a slice is over. Call it after a piece of work of less than a tenth of a millisecond."""
+        """Yields when a slice is over. Call it after a piece of work of less than a tenth of a millisecond."""
         worked_ns = perf_counter_ns() - self._slice_ns
         if worked_ns >= SLICE_NS:
             self._worked_ns += worked_ns
             self._turns += 1
-            self._backend.breathe()
+            self._backend.yield_now()
             self._slice_ns = perf_counter_ns()
 
     def stop_behind(self, job: Job) -> None:
@@ -122,8 +122,8 @@ class Search:
 
     def _seen_of(self, jobs: list[Job]) -> list[Job]:
         """Returns those of the jobs that may be looked at."""
-        sight, tube_of = self._sight, self._backend.engine.tube_of
-        return jobs if sight is EVERYTHING else [job for job in jobs if sight.looks(tube_of(job).name)]
+        scope, tube_of = self._scope, self._backend.engine.tube_of
+        return jobs if scope is EVERYTHING else [job for job in jobs if scope.looks(tube_of(job).name)]
 
     def pages(self) -> Iterator[list[Job]]:
         """Yields the jobs that match, some at a time. Between them `position` is behind all that was looked at."""
@@ -133,7 +133,7 @@ class Search:
         while True:
             page = (self._page() if listed is None else self._page_of(listed))[: matcher.at_once]
             seen = self._seen_of(page)
-            self._searched, self._seen = self.searched, seen if self._sight.sees_all else []
+            self._searched, self._seen = self.searched, seen if self._scope.sees_all else []
             if not page:
                 self.exhausted = True
                 return
@@ -142,7 +142,7 @@ class Search:
                 if turns != self._turns:
                     found = [job for job in found if self.still(job)]
                 self.position = part[-1].id + step
-                self._searched += 0 if self._sight.sees_all else len(found)
+                self._searched += 0 if self._scope.sees_all else len(found)
                 yield found
             self.position = page[-1].id + step
             self.step()
@@ -199,7 +199,7 @@ class Search:
         """Returns the tubes that can match; None for too many, or where too many of their jobs match."""
         tubes, matcher = self._backend.engine.tubes, self._matcher
         if matcher.tubes is not None:
-            looks = self._sight.looks
+            looks = self._scope.looks
             return [tube for name in matcher.tubes if looks(name) and (tube := tubes.get(name)) is not None]
         if len(tubes) > _LISTED_MAX // 8 or {RESERVED, READY} <= matcher.states:
             return None

@@ -84,11 +84,11 @@ class Service:
 
     def __init__(self, backend: Backend, application: Any, log: logging.Logger) -> None:
         self.application = application
-        self.breathe = backend.breathe
+        self.yield_now = backend.yield_now
         self.stopping = False
         self._backend = backend
         self._log = log
-        self._resting: dict[wire.Handler, None] = {}  # the longest first
+        self._idle: dict[wire.Handler, None] = {}  # the longest first
         self._sending: dict[wire.Handler, None] = {}  # they wait for their clients to read; the longest first
         self._working: set[wire.Handler] = set()
         self._told_s = -_TELL_EVERY_S
@@ -111,36 +111,36 @@ class Service:
             self._forget(handler)
             sock.close()
 
-    def rests(self, handler: wire.Handler) -> None:
+    def set_idle(self, handler: wire.Handler) -> None:
         """Notes that the connection waits for a request, or for its end."""
         self._forget(handler)
-        self._resting[handler] = None
+        self._idle[handler] = None
 
-    def sends(self, handler: wire.Handler) -> None:
+    def set_sending(self, handler: wire.Handler) -> None:
         """Notes that the connection waits for its client to read."""
         self._forget(handler)
         self._sending[handler] = None
 
-    def works(self, handler: wire.Handler) -> None:
+    def set_working(self, handler: wire.Handler) -> None:
         """Notes that the connection has an open request."""
         self._forget(handler)
         self._working.add(handler)
 
     def _forget(self, handler: wire.Handler) -> None:
-        self._resting.pop(handler, None)
+        self._idle.pop(handler, None)
         self._sending.pop(handler, None)
         self._working.discard(handler)
 
     def give_up(self, count: int) -> None:
         """Ends this many connections that wait for their clients: those without a request first."""
-        for handler in [*self._resting, *self._sending][:count]:
+        for handler in [*self._idle, *self._sending][:count]:
             self._forget(handler)
             handler.hang_up()
 
     def stop(self) -> None:
         self.stopping = True
         self._backend.stop()
-        self.give_up(len(self._resting))
+        self.give_up(len(self._idle))
         end_s = monotonic() + _END_S
         while (self._working or self._sending) and monotonic() < end_s:
             gevent.sleep(0.01)

@@ -30,10 +30,10 @@ class Pace:
         self._end_ns = 0
 
     def step(self) -> bool:
-        """Breathes when a slice is over. Returns whether it did, so that everything may have changed."""
+        """Yields when a slice is over. Returns whether it did, so that everything may have changed."""
         if perf_counter_ns() < self._end_ns:
             return False
-        self._backend.breathe()
+        self._backend.yield_now()
         self._end_ns = perf_counter_ns() + SLICE_NS
         return True
 

@@ -17,7 +17,7 @@ from hmac import compare_digest
 from typing import Literal, Protocol
 
 from geventstalk.config import ConfigError
-from geventstalk.http.scope import EVERYTHING, Sight
+from geventstalk.http.scope import EVERYTHING, Scope
 from geventstalk.rights import ALL, EVERY_TUBE, User
 from geventstalk.rights import Access as Users
 
@@ -38,7 +38,7 @@ class Token:
     name: str
     role: Role
     digest: bytes
-    sight: Sight = field(default=EVERYTHING, compare=False)
+    scope: Scope = field(default=EVERYTHING, compare=False)
 
 
 class Source(Protocol):
@@ -71,7 +71,7 @@ class UserTokens:
         role = _role_of(user)
         if role == "admin":
             return Token(user.name, role, digest)
-        return Token(user.name, role, digest, Sight(partial(self._present, user.name, user.proof.token)))
+        return Token(user.name, role, digest, Scope(partial(self._present, user.name, user.proof.token)))
 
     def is_slow(self, text: str) -> bool:
         return self._access().is_slow(text)

@@ -46,10 +46,10 @@ _NEEDY_SHOWN: Final = 2
 
 
 def oldest(backend: Backend, tube: Tube | None) -> Oldest:
-    """Returns the oldest jobs of a tube, or with None of the server, for tube() or server(). May breathe."""
+    """Returns the oldest jobs of a tube, or with None of the server, for tube() or server(). May yield."""
     search = Search(backend.engine, tube)
     while (found := search.go_on()) is None:
-        backend.breathe()
+        backend.yield_now()
     return found
 
 
@@ -61,13 +61,13 @@ def ages(found: Oldest, now_ns: int) -> Json:
 
 
 def whole(backend: Backend) -> Json:
-    """Returns the server as a whole, of the time when all tubes were read. Breathes."""
+    """Returns the server as a whole, of the time when all tubes were read. Yields to other requests."""
     needy = _needy(backend)
     return server(backend, oldest(backend, None), needy)
 
 
 def _needy(backend: Backend) -> str:
-    """Returns a sentence about the tubes that need an operator, or "". Breathes.
+    """Returns a sentence about the tubes that need an operator, or "". Yields to other requests.
 
     Reads all tubes once a second at the most, and not for more than a tenth of the time.
     """
@@ -92,7 +92,7 @@ def _needy(backend: Backend) -> str:
 
 
 def trouble_of(backend: Backend, tube: Tube) -> Trouble:
-    """Returns how much a tube needs an operator. Breathes where it takes long to find its oldest job."""
+    """Returns how much a tube needs an operator. Yields where it takes long to find its oldest job."""
     if not tube.jobs:
         return CALM
     found = oldest(backend, tube)

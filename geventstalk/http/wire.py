@@ -74,9 +74,9 @@ class Input:
 
     closed = False
 
-    def __init__(self, sock: Any, breathe: Callable[[], None]) -> None:
+    def __init__(self, sock: Any, yield_now: Callable[[], None]) -> None:
         self._socket = sock
-        self._breathe = breathe
+        self._yield_now = yield_now
         self._buffer = b""  # empty when all of it is read
         self._at = 0  # how many bytes of it are read
         self._end_s = 0.0
@@ -156,7 +156,7 @@ class Input:
         """Returns this many bytes, or less at the end. Lets other greenlets run now and then."""
         self._reads += 1
         if not self._reads % _READS_A_SLICE:
-            self._breathe()
+            self._yield_now()
         if size > self._left:
             raise Refused(413, "the body of the request is too large")
         pieces = []
@@ -177,7 +177,7 @@ class Input:
                 if not size:
                     return
                 self._left -= size
-                self._breathe()
+                self._yield_now()
 
 
 class Headers:
@@ -262,13 +262,13 @@ class Body(pywsgi.Input):
         base: Any = super()
         handler: Any = self.handler()
         service = handler.server
-        service.rests(handler)  # it may be closed for others until its request is whole
+        service.set_idle(handler)  # it may be closed for others until its request is whole
         try:
             data: bytes = base.read(length)
         except OSError as error:
             raise Refused(400, f"the body of the request is not right: {error}") from None
         finally:
-            service.works(handler)
+            service.set_working(handler)
         self.left -= len(data)
         if self.left < 0:
             raise Refused(413, "the body of the request is too large")
@@ -287,7 +287,7 @@ class Handler(pywsgi.WSGIHandler):
 
     def __init__(self, sock: Any, peer: str, service: Any, *, secure: bool = False) -> None:
         self._secure = secure
-        self.input = Input(sock, service.breathe)
+        self.input = Input(sock, service.yield_now)
         self.head = False
         self._peer = peer
         base: Any = super()
@@ -299,14 +299,14 @@ class Handler(pywsgi.WSGIHandler):
         """Reads a request and answers it. Returns True when another may follow, as pywsgi wants it."""
         this: Any = self
         service = this.server
-        service.rests(self)
+        service.set_idle(self)
         if service.stopping or not self.input.wait(IDLE_S):
             return None
         try:
-            service.breathe()
+            service.yield_now()
             self.input.expect(HEAD_S, HEAD_BYTES_MAX + 4)
             head = self.input.read_head()
-            service.works(self)  # only now: a connection with half a request may be closed for others
+            service.set_working(self)  # only now: a connection with half a request may be closed for others
             this.command, this.path, this.request_version, this.headers = parse_head(head)
             self._expect_body()
             this.environ = self.get_environ()
@@ -409,11 +409,11 @@ class Handler(pywsgi.WSGIHandler):
         this: Any = self
         this.socket.settimeout(SEND_S)
         base: Any = super()
-        this.server.sends(self)  # a client that does not read may be closed for others
+        this.server.set_sending(self)  # a client that does not read may be closed for others
         try:
             base._sendall(data)
         finally:
-            this.server.works(self)
+            this.server.set_working(self)
 
     # --- failures
 
@@ -453,7 +453,7 @@ class Handler(pywsgi.WSGIHandler):
     def _linger(self) -> None:
         """Waits until the client has read the last answer. The connection may be closed to admit others."""
         this: Any = self
-        this.server.rests(self)
+        this.server.set_idle(self)
         with suppress(OSError):
             this.socket.shutdown(socket.SHUT_WR)
             self.input.drop()

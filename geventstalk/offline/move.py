@@ -47,7 +47,7 @@ def copy(source: str, target: str, judge: Callable[[list[str]], None], step: Ste
     """
     origin, goal = tools_for(source), tools_for(target)
     goal.require_empty()
-    with origin.resting():
+    with origin.without_writers():
         survey = origin.survey(_counting("reading", step))
         try:
             with goal.writing():

@@ -15,7 +15,7 @@ _WIN: Final = 1
 _LOSS: Final = 4
 """A look that finds nothing costs as much as four that find a request: looking has to pay four of five times."""
 _CREDIT_MAX: Final = 2 * _LOSS
-"""After success, two looks in a row may find nothing before looking rests."""
+"""After success, two looks in a row may find nothing before looking pauses."""
 _REST_TURNS: Final = 128
 """Turns without looking, after looking did not pay. This keeps the invariant's hundredth."""
 

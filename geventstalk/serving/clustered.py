@@ -343,7 +343,7 @@ class ClusterServer(Server):
         self._node.stop()
         for channel in self._turn.channels.values():
             assert isinstance(channel, Connection)
-            channel.rest()
+            channel.stop_reading()
         self._part()
         if self._exit_code != EXIT_OK:
             self.begins_anew = False

@@ -167,7 +167,7 @@ class Connection(Runnable):
         self._ask_bytes: Any = CHUNK_BYTES  # Any: as an object, as read() wants it
         self._short_pieces = 0  # how many in a row
         self._state = PAUSED
-        self._rests = False
+        self._has_stopped = False
         self._parking = parking
         loop = parking.loop
         self._reader: Any = loop.io(stream.fd, 1)
@@ -211,7 +211,7 @@ class Connection(Runnable):
         self._run_queue.add(self)
 
     def run(self) -> None:
-        if not self._rests:  # serve() would return, and the socket would be closed
+        if not self._has_stopped:  # serve() would return, and the socket would be closed
             self._parking.wake()
 
     def _end(self) -> None:
@@ -256,13 +256,13 @@ class Connection(Runnable):
         """Ends the connection as if the client had hung up: what the client has sent is executed."""
         self.stream.hang_up()
 
-    def rest(self) -> None:
+    def stop_reading(self) -> None:
         """Reads and executes nothing more. flush() sends the replies that the client has not taken."""
         self._become(OVER)
-        self._rests = True
+        self._has_stopped = True
 
     def flush(self) -> int:
-        """After rest(): sends what the client takes now. Returns how many bytes are left."""
+        """After stop_reading(): sends what the client takes now. Returns how many bytes are left."""
         Connection._write(self)
         return self.stream.unsent_bytes
 
@@ -316,7 +316,7 @@ class Connection(Runnable):
     def _may_go_on(self) -> bool:
         """Returns whether there is something to execute, and all earlier replies have left."""
         session = self.session
-        if session.rests or session.out or session.closed:
+        if session.suspended or session.out or session.closed:
             return False
         return session.unfinished and self.held_bytes < OUT_BYTES_MAX
 

@@ -127,9 +127,9 @@ class Fronts(LinkOwner):
             self._opened = True
             self._say(f.frame(0, f.ACCEPT))
 
-    def rest(self) -> None:
+    def stop_accepting(self) -> None:
         self._accepts = self._opened = False
-        self._say(f.frame(0, f.REST))
+        self._say(f.frame(0, f.STOP))
 
     def seen(self) -> list[tuple[int, int, int]]:
         """Returns of each front process its place, from 1 on, its pid, and the number of its clients."""

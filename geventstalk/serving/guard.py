@@ -63,8 +63,8 @@ class _Guarded(SessionOwner):
     def prove(self, session: GuardedSession, token: str) -> bool:
         return self._guard.prove(session, token, self._stream)
 
-    def rest(self, session: GuardedSession, ns: int) -> None:
-        self.wait(ns / SECOND_NS, partial(self._guard.wake, session))
+    def suspend(self, session: GuardedSession, ns: int) -> None:
+        self.wait(ns / SECOND_NS, partial(self._guard.resume, session))
 
     def wait(self, seconds: float, then: Callable[[], object]) -> None:
         """Calls `then` after this time, unless the connection has ended, or waits for something else."""
@@ -163,11 +163,11 @@ class Guard:
         if not self._proving[host]:
             del self._proving[host]
         for session in self._proofs.pop(token):
-            self._service.wake(session)
+            self._service.resume(session)
 
-    def wake(self, session: Session) -> None:
-        """The rest of a session is over."""
-        self._service.wake(session)
+    def resume(self, session: Session) -> None:
+        """Resumes a session that was suspended."""
+        self._service.resume(session)
 
     def _be_late(self, session: GuardedSession, stream: Stream) -> None:
         if session.waits_for_token:
@@ -222,6 +222,6 @@ class Guard:
             session.gives_back(monotonic_ns())
             if session.user is None:
                 self._hang_up(channel)
-            elif session.rests:
-                self.wake(session)
+            elif session.suspended:
+                self.resume(session)
         self.log.info("read the users of %s again", self._path)

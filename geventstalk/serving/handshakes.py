@@ -38,7 +38,7 @@ class Handshakes:
         """Raises ConfigError."""
         self._certificates = {each: Certificate(each) for each in certificates}
         self._log = log
-        self._queue: deque[_Visitor] = deque()
+        self._queue: deque[_Handshake] = deque()
         self._next_pass: Any = gevent.get_hub().loop.timer(0)
         self._looked_s = monotonic()
         self._look: Any = None  # the greenlet of the last look at the files
@@ -59,22 +59,22 @@ class Handshakes:
             sock.close()
             return None
         self.unfinished += 1
-        visitor = _Visitor(self, sock)
+        handshake = _Handshake(self, sock)
         try:
-            stream = visitor.shake_hands(self.context_of(listener.tls))
+            stream = handshake.shake_hands(self.context_of(listener.tls))
         except (OSError, MemoryError) as error:
             sock.close()
             self.count_failed(error)
             return None
         finally:
-            visitor.close()
+            handshake.close()
             self.unfinished -= 1
         self.done += 1
         return stream
 
-    def queue(self, visitor: _Visitor) -> None:
-        """Has visitor.go_on() called when handshakes have time."""
-        self._queue.append(visitor)
+    def queue(self, handshake: _Handshake) -> None:
+        """Has handshake.go_on() called when handshakes have time."""
+        self._queue.append(handshake)
         if not self._next_pass.active:
             self._next_pass.start(self._run)
 
@@ -141,7 +141,7 @@ def _read_changed(certificate: Certificate) -> Any:
         return error
 
 
-class _Visitor:
+class _Handshake:
     """One connection that is not finished. Belongs to its greenlet."""
 
     def __init__(self, handshakes: Handshakes, sock: Socket) -> None:

@@ -218,7 +218,7 @@ class FrontClient(Runnable):
         elif self.held_bytes >= OUT_BYTES_MAX:
             return
         elif session.unfinished:
-            if not session.out and not session.rests:
+            if not session.out and not session.suspended:
                 self._step(b"")
         elif self._queue:
             data = self._queue.popleft()

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from geventstalk.config import Settings
 from geventstalk.core.trail import Trails
 from geventstalk.policies import Policies
-from geventstalk.runtime_settings import Kept
-from geventstalk.serving.throttle import PolicyLog, Rests
+from geventstalk.runtime_settings import RuntimeSettings
+from geventstalk.serving.throttle import PolicyLog, Throttle
 from geventstalk.turn.operations import SettlePauses
 from geventstalk.turn.turn import Turn
 from geventstalk.wire.session import Service
@@ -31,16 +31,16 @@ class LiveSettings:
         self,
         service: Service,
         turn: Turn,
-        rests: Rests,
+        throttle: Throttle,
         log: logging.Logger,
         unix_s: Callable[[], float],
         runs: Callable[[Schedules], None],
     ) -> None:
-        self.kept = Kept()
+        self.runtime_settings = RuntimeSettings()
         self._engine = turn.engine
         self._service = service
         self._turn = turn
-        self._rests = rests
+        self._throttle = throttle
         self._log = log
         self._unix_s = unix_s
         self._runs = runs
@@ -51,13 +51,13 @@ class LiveSettings:
 
     def use(self, settings: Settings) -> None:
         """Uses the settings of the file, see reload.LIVE."""
-        self.kept.of_file = {"policies": settings.policies, "schedules": settings.schedules}
+        self.runtime_settings.of_file = {"policies": settings.policies, "schedules": settings.schedules}
         self._use()
 
     def load(self) -> None:
         """Takes the settings that stand in the journal, for there they were made at run time."""
         rules = self._engine.rules
-        for why in self.kept.load(b"" if rules is None else rules.settings()):
+        for why in self.runtime_settings.load(b"" if rules is None else rules.settings()):
             self._log.warning("a setting that was made at run time does not count: %s", why)
         self._use()
 
@@ -68,7 +68,7 @@ class LiveSettings:
             self._runs(self._schedules)
 
     def _use(self) -> None:
-        terms, schedules = self.kept.all("policies"), self.kept.all("schedules")
+        terms, schedules = self.runtime_settings.all("policies"), self.runtime_settings.all("schedules")
         if terms != self._terms:
             self._terms = terms
             self._use_policies(Policies(terms))
@@ -88,7 +88,7 @@ class LiveSettings:
         trails = engine.trails or Trails()
         engine.trails = trails if policies.trails else None
         self._policy_log.use(policies.all)
-        self._rests.wake_all()  # the turns of puts were those of other policies
+        self._throttle.resume_all()  # the turns of puts were those of other policies
         if policies.pauses or (before is not None and before.pauses):
             if self._leads:
                 self._turn.accept(SettlePauses(engine))

@@ -50,7 +50,7 @@ from geventstalk.serving.parking import Parking
 from geventstalk.serving.reload import Reload
 from geventstalk.serving.runqueue import RunQueue
 from geventstalk.serving.sd_notify import Manager
-from geventstalk.serving.throttle import Rests
+from geventstalk.serving.throttle import Throttle
 from geventstalk.stream import Stream
 from geventstalk.turn.replies import Channel
 from geventstalk.turn.turn import Turn
@@ -108,9 +108,9 @@ class Server:
             self._service.watch_memory(memory.is_left)
         self._turn = self._make_turn()
         self._turn.tell = self._tell
-        self._rests = Rests(self._turn)
-        self._service.rest, self._service.wake = self._rests.rest, self._rests.wake
-        self.live = LiveSettings(self._service, self._turn, self._rests, log, self._unix_s, self._run_schedules)
+        self._throttle = Throttle(self._turn)
+        self._service.suspend, self._service.resume = self._throttle.suspend, self._throttle.resume
+        self.live = LiveSettings(self._service, self._turn, self._throttle, log, self._unix_s, self._run_schedules)
         self.live.use(settings)
         self._spare = Spare()
         self._turn.maintenance.give_memory_back = self._spare.give_back
@@ -199,7 +199,7 @@ class Server:
         for acceptor in self._acceptors + acceptors:
             self._stop_accepting(acceptor)
         if self._fronts is not None:
-            self._fronts.rest()
+            self._fronts.stop_accepting()
         if self._site is not None and not self._turn.failed:
             self._site.stop()
         self._tasks.stop()
@@ -344,8 +344,8 @@ class Server:
             self.drain,
         )
         backend.commands = self._service.commands
-        backend.kept = self.live.kept
-        backend.use_kept = self.live.load
+        backend.runtime_settings = self.live.runtime_settings
+        backend.use_runtime_settings = self.live.load
         backend.look_at = self._look_at
         backend.hang_up = self._hang_up
         backend.fronts = self._fronts
@@ -387,7 +387,7 @@ class Server:
         """Sends the replies that clients have not taken, while they may be sent and clients take some of them."""
         connections = [each for each in self._turn.channels.values() if isinstance(each, Connection)]
         for each in connections:
-            each.rest()
+            each.stop_reading()
         send_rest(lambda: sum([each.flush() for each in connections]), may, gevent.sleep)
 
     def _part(self) -> None:

@@ -21,22 +21,22 @@ from geventstalk.wire.guarded import Hold
 _LOOK_EVERY_S: Final = 1.0
 
 
-class Rests:
-    """Ends the rests of clients."""
+class Throttle:
+    """Suspends clients, and resumes them in time."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self._timers: dict[int, tuple[Commands, Any]] = {}  # by the number of the client
 
-    def rest(self, client: Commands, ns: int) -> None:
-        """Ends the rest of a client after `ns` nanoseconds."""
+    def suspend(self, client: Commands, ns: int) -> None:
+        """Resumes a client after `ns` nanoseconds. The client has suspended itself."""
         timer = gevent.get_hub().loop.timer(ns / SECOND_NS)
         self._timers[client.number] = (client, timer)
-        timer.start(self.wake, client)
+        timer.start(self.resume, client)
 
-    def wake(self, client: Commands) -> None:
-        """Ends the rest of a client now."""
-        client.rests = False
+    def resume(self, client: Commands) -> None:
+        """Resumes a client now."""
+        client.suspended = False
         _, timer = self._timers.pop(client.number, (None, None))
         if timer is not None:
             timer.stop()
@@ -45,10 +45,10 @@ class Rests:
         if channel is not None:
             channel.goes_on()
 
-    def wake_all(self) -> None:
-        """Ends all rests: other policies count now."""
+    def resume_all(self) -> None:
+        """Resumes all clients: other policies count now."""
         for client, _ in [*self._timers.values()]:
-            self.wake(client)
+            self.resume(client)
 
 
 class PolicyLog:

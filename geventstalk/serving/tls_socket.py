@@ -21,11 +21,11 @@ from geventstalk.serving.tls import READ, WRITE, TlsStream
 class TlsSocket:
     """Belongs to one greenlet; shutdown() may come from others."""
 
-    def __init__(self, sock: Socket, context: Any, handshakes: Handshakes, breathe: Callable[[], None]) -> None:
+    def __init__(self, sock: Socket, context: Any, handshakes: Handshakes, yield_now: Callable[[], None]) -> None:
         self._sock = sock
         self._stream = TlsStream(sock, context)
         self._handshakes = handshakes
-        self._breathe = breathe
+        self._yield_now = yield_now
         self._shaken = False
         self._end_s = monotonic() + HANDSHAKE_S
         self._timeout_s = HANDSHAKE_S
@@ -89,7 +89,7 @@ class TlsSocket:
         self._shaken = True
 
     def _step(self) -> int:
-        self._breathe()
+        self._yield_now()
         return self._stream.shake_hands()
 
     def _send_own(self) -> None:

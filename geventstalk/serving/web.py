@@ -87,6 +87,6 @@ class Web:
 
             assert self._handshakes is not None and self._tls is not None
             context = self._handshakes.context_of(self._tls)
-            self._site.serve(TlsSocket(sock, context, self._handshakes, self._backend.breathe), peer, secure=True)
+            self._site.serve(TlsSocket(sock, context, self._handshakes, self._backend.yield_now), peer, secure=True)
         finally:
             self._share.give_back()

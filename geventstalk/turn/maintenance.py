@@ -25,7 +25,7 @@ from geventstalk.turn.tasks import NEXT_TURN, Flag, Task, Wait
 CATCH_UP_SLICES: Final = 3
 """Slices of catching up in a turn, of up to a millisecond each: commands that only read are served in between."""
 CATCH_UP_WAIT_NS: Final = 1_000_000
-"""Catching up rests for this long when the journal's own work has to get on first."""
+"""Catching up pauses for this long when the journal's own work has to get on first."""
 DRAINED_MIN: Final = 256
 """With this many jobs fewer it may be worth while to give memory back."""
 REPACK_PAGES: Final = 16

@@ -18,7 +18,7 @@ from geventstalk.core.shares import MODES
 from geventstalk.core.tube import Tube
 from geventstalk.fields import FIELDS, SINCE, UNTIL
 from geventstalk.wire import protocol as p
-from geventstalk.wire.commands import MOVE_SLICE, PART_UNITS, REFUSALS, Commands, Going
+from geventstalk.wire.commands import MOVE_SLICE, PART_UNITS, REFUSALS, Commands, LongCommand
 from geventstalk.wire.verb import Bare, Verb
 
 _STATES: Final = {STATE_NAMES[state].encode(): state for state in (READY, DELAYED, RESERVED, BURIED)}
@@ -156,7 +156,7 @@ def _told(outcome: int, done: bytes) -> bytes:
     return p.R_OUT_OF_MEMORY if outcome == OUT_OF_MEMORY else p.R_NOT_FOUND
 
 
-class _Flush(Going):
+class _Flush(LongCommand):
     """Flushes at most as many jobs of each state as there are now, so that it ends while others put."""
 
     def __init__(self, tube: Tube, states: list[int]) -> None:
@@ -233,7 +233,7 @@ def _order(tube: Tube, state: int) -> Order:
     return tube.delayed if state == DELAYED else tube.buried
 
 
-class _PeekReserved(Going):
+class _PeekReserved(LongCommand):
     def __init__(self, listing: Listing) -> None:
         self._listing = listing
 
@@ -247,7 +247,7 @@ class _PeekReserved(Going):
         return True
 
 
-class _List(Going):
+class _List(LongCommand):
     def __init__(self, listing: Listing) -> None:
         self._listing = listing
         self._searched = False
@@ -285,7 +285,7 @@ def _line(job: Job, size: int, now_ns: int) -> bytes:
     return f"- {{{', '.join(facts)}, size: {size - len(p.CRLF)}}}\n".encode()
 
 
-class _Rewrite(Going):
+class _Rewrite(LongCommand):
     """Writes a job again, in parts when it is large, and once its body is in memory."""
 
     def __init__(self, id: int) -> None:
@@ -344,7 +344,7 @@ class _Move(_Rewrite):
         return _told(outcome, p.R_MOVED)
 
 
-class ToldBury(_Rewrite):
+class BuryWithText(_Rewrite):
     """Buries a job and keeps the text that tells why; without the text when there is no room for it."""
 
     def __init__(self, id: int, pri: int, text: bytes) -> None:

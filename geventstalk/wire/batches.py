@@ -12,7 +12,7 @@ from typing import Final
 from geventstalk.core.job import RESERVED, Job
 from geventstalk.core.tube import DEADLINE_SOON, RESERVED_JOB
 from geventstalk.wire import protocol as p
-from geventstalk.wire.commands import LARGE_BODY, MOVE_SLICE, OUT_BYTES_MAX, Commands, Going
+from geventstalk.wire.commands import LARGE_BODY, MOVE_SLICE, OUT_BYTES_MAX, Commands, LongCommand
 from geventstalk.wire.verb import Verb
 
 BATCH_BYTES_MAX: Final = 1 << 20
@@ -60,7 +60,7 @@ class TouchBatch(OfIds):
         return client.engine.touch(client, id, now_ns)
 
 
-class _Changes(Going):
+class _Changes(LongCommand):
     def __init__(self, verb: OfIds, numbers: list[int]) -> None:
         self.changes = verb.changes
         self._verb = verb
@@ -104,7 +104,7 @@ class ReserveBatch(Verb):
             engine.wait(client, now_ns, timeout_s)
 
 
-class _Reserved(Going):
+class _Reserved(LongCommand):
     """Takes jobs until there are as many as asked for, none is ready, or the replies are long enough.
 
     The body of the last one only may have to come from the journal: the batch ends with it.

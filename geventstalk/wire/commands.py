@@ -105,9 +105,9 @@ class Service:
         self.refuses = False  # puts, also while Engine.held; see refuse()
         self.unknown: Callable[[bytes], bytes] = _unknown  # the reply to a line that is no command
         self.drain: Callable[[bool], None] = self._drain  # refuses puts from now on, or ends that
-        # Ends the rest of a client after this many nanoseconds, or now: resets `rests`, and has run() called.
-        self.rest: Callable[[Commands, int], None] = _not_at_all
-        self.wake: Callable[[Commands], None] = _wake
+        # Resumes a client after this many nanoseconds, or now: resets `suspended`, and has run() called.
+        self.suspend: Callable[[Commands, int], None] = _not_at_all
+        self.resume: Callable[[Commands], None] = _wake
         self.share_of: Callable[[Commands], UploadShare | None] = _no_share  # None: nothing bounds it
         self._has_memory: Callable[[], bool] | None = None
         self._refusing = False
@@ -155,11 +155,11 @@ class Service:
 
 
 def _not_at_all(client: Commands, ns: int) -> None:
-    client.rests = False
+    client.suspended = False
 
 
 def _wake(client: Commands) -> None:
-    client.rests = False
+    client.suspended = False
 
 
 def _no_share(client: Commands) -> UploadShare | None:
@@ -175,7 +175,7 @@ def _raise_again(text: str, error: Exception | None) -> None:
         raise error
 
 
-class Going:
+class LongCommand:
     """A command that takes several slices, and what is left of it. `changes` says that a slice may change jobs."""
 
     changes: bool = False
@@ -195,14 +195,14 @@ class Going:
         """Releases what the command keeps for its further slices; there are none."""
 
 
-class _Rest(Going):
+class _Suspended(LongCommand):
     """Holds a put whose body is not read before its turn."""
 
     def go_on(self, client: Commands, now_ns: int) -> bool:
-        return not client.rests
+        return not client.suspended
 
     def stop(self, client: Commands) -> None:
-        client.service.wake(client)
+        client.service.resume(client)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -210,7 +210,8 @@ class Commands(Client):
     """A client, as its verbs see it. Its replies stand in `out`, `out_bytes` long, for the owner to send.
 
     `awaited` is a job that the reply to its last command has to show, and whose body is not in memory. When the body
-    has come, the owner calls run(). `rests` says that nothing is executed until the rest is over: see Service.rest.
+    has come, the owner calls run(). `suspended` says that nothing is executed until
+    the owner resumes the client: see Service.suspend.
     """
 
     __slots__ = (
@@ -231,9 +232,9 @@ class Commands(Client):
         "going",
         "out",
         "out_bytes",
-        "rests",
         "service",
         "shows_job",
+        "suspended",
         "trace",
     )
 
@@ -250,13 +251,13 @@ class Commands(Client):
         self._skip_left = 0  # bytes still to be thrown away of a body that is refused, or SKIP_LINE
         self._skip_reply = p.R_JOB_TOO_BIG  # and what is said behind them
         self._goes_on = False  # a command that takes several slices is under way: a put, a kick, statistics or a list
-        self.going: Going | None = None  # what goes on, but for a put and an awaited body
+        self.going: LongCommand | None = None  # what goes on, but for a put and an awaited body
         self.awaited: Job | None = None
         self._await_for = 0
         self.out: list[bytes] = []
         self.out_bytes = 0
         self.shows_job = False  # whether a reply in `out` hands out a job, or tells the id of one
-        self.rests = False
+        self.suspended = False
         self.eof = False
         self.closed = False
         self.trace: Callable[[str, bytes], None] | None = None
@@ -283,9 +284,9 @@ class Commands(Client):
         ns = policy.turn_of_put(tube.name, now_ns) - now_ns
         if ns > 0:
             policy.delayed += 1
-            self.rests = True
-            self.begin(_Rest())
-            self.service.rest(self, ns)
+            self.suspended = True
+            self.begin(_Suspended())
+            self.service.suspend(self, ns)
 
     def skip(self, size: int, reply: bytes) -> None:
         """Discards this many bytes of a refused body as they come, and then replies."""
@@ -339,12 +340,12 @@ class Commands(Client):
         else:
             engine.wait(self, now_ns, timeout_s)
 
-    def begin(self, going: Going) -> None:
+    def begin(self, going: LongCommand) -> None:
         """Has a command go on in slices of its own."""
         self.going = going
         self._goes_on = True
 
-    def begin_with(self, going: Going, now_ns: int) -> None:
+    def begin_with(self, going: LongCommand, now_ns: int) -> None:
         """Runs the first slice of a command now, and has it go on if that is not all."""
         if not going.go_on(self, now_ns):
             self.begin(going)

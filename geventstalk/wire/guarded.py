@@ -18,7 +18,7 @@ from geventstalk.rights import ALL, LOOK, MANAGE, NO_LIMIT, OPERATE, PUT, WORK, 
 from geventstalk.tags import Tags, owned_by
 from geventstalk.wire import protocol as p
 from geventstalk.wire.batches import OfIds
-from geventstalk.wire.commands import Commands, Going, Service
+from geventstalk.wire.commands import Commands, LongCommand, Service
 from geventstalk.wire.session import COMMAND_SLICE, Session
 from geventstalk.wire.verb import JOB, JOBS, RESERVE, SERVER, TUBE, USED, Verb
 from geventstalk.wire.verbs import begin_list, begin_some_stats, find
@@ -47,7 +47,7 @@ _MORE_SUMS: Final = ("job-timeouts", "total-jobs", "current-tubes")
 QUIET_NS: Final = 60_000_000_000
 """A limit that begins and ends to hold all the time is logged once a minute."""
 _NO_JOB: Final = Job(0, 0, 0, 0, 0)
-_FULL_REST_NS: Final = 1_000_000_000
+_FULL_WAIT_NS: Final = 1_000_000_000
 """A reserve of a connection that holds all the jobs it may hold waits at most this long."""
 
 
@@ -122,21 +122,21 @@ class SessionOwner:
         return True
 
     def prove(self, session: GuardedSession, token: str) -> bool:
-        """Has Access.prove() look at a token, and ends the rest of the session then. Returns False if it will not."""
+        """Has Access.prove() look at a token, and resumes the session then. Returns False if it will not."""
         return False
 
     def tell(self, what: str) -> None:
         """Logs what happens to the user."""
 
-    def rest(self, session: GuardedSession, ns: int) -> None:
-        """Ends the rest of the session after this time: resets `rests`, and has run() called."""
+    def suspend(self, session: GuardedSession, ns: int) -> None:
+        """Resumes the session after this time: resets `suspended`, and has run() called."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class GuardedSession(Session):
     """`user` is None until the client has shown whose it is: by `auth`, where `access` is given for that, or never."""
 
-    __slots__ = ("_access", "_astray", "_blind", "_owner", "_rested", "user")
+    __slots__ = ("_access", "_astray", "_blind", "_owner", "_waited", "user")
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class GuardedSession(Session):
         self.user: User | None = None
         self._access = access
         self._owner = SessionOwner() if owner is None else owner
-        self._rested = False  # the command that comes next has waited for its turn
+        self._waited = False  # the command that comes next has waited for its turn
         self._astray = False  # a use was refused; client libraries that do not see that go on with puts
         self._blind: dict[bytes, None] = {}  # tubes that are watched in name only
         if user is not None:
@@ -158,10 +158,10 @@ class GuardedSession(Session):
     def become(self, user: User) -> None:
         """Gives the client these rights from now on. What it holds or waits for without a right goes back.
 
-        A client that rests has to be woken: its turn was that of other limits.
+        A client that is suspended has to be resumed: its turn was that of other limits.
         """
         self.user = user
-        self._rested = False
+        self._waited = False
         names = [tube.name for tube in self.watched.values()] + [*self._blind]
         for name in names:
             if not user.on(name) & WORK:
@@ -284,11 +284,11 @@ class GuardedSession(Session):
             return
         token = line[len(AUTH) :].decode("utf-8", "surrogateescape")
         if access.of_token(token) is None and access.is_slow(token):
-            self.rests = True
+            self.suspended = True
             self.begin(_Proving(token))
             if self._owner.prove(self, token):
                 return
-            self.rests = False
+            self.suspended = False
         else:
             self.show(token)
 
@@ -310,11 +310,11 @@ class GuardedSession(Session):
     # --- how much a user may take
 
     def _has_to_wait(self, user: User, verb: Verb, arguments: bytes, now_ns: int) -> bool:
-        """Returns whether the command has to wait for its turn. If so, the session rests until then."""
-        if self.rests:
+        """Returns whether the command has to wait for its turn. If so, the session is suspended until then."""
+        if self.suspended:
             return self._stop()
-        if self._rested:
-            self._rested = False
+        if self._waited:
+            self._waited = False
             return False
         ns = 0
         if verb.right == PUT:
@@ -324,11 +324,11 @@ class GuardedSession(Session):
                 if ns > 0 or usage.paced.holds:
                     self._tell_of_pace(user, ns, now_ns)
         elif verb.right == WORK and len(self.reserved) >= user.reserved_max:
-            ns = _rest_of_reserve(verb, arguments)
+            ns = _wait_of_reserve(verb, arguments)
         if ns <= 0:
             return False
-        self._rested = self.rests = True
-        self._owner.rest(self, ns)
+        self._waited = self.suspended = True
+        self._owner.suspend(self, ns)
         return self._stop()
 
     def _tell_of_pace(self, user: User, ns: int, now_ns: int) -> None:
@@ -555,7 +555,7 @@ class GuardedSession(Session):
         return b""
 
 
-class _Proving(Going):
+class _Proving(LongCommand):
     """A token that a person has chosen, and that is looked at outside of turns."""
 
     def __init__(self, token: str) -> None:
@@ -563,12 +563,12 @@ class _Proving(Going):
 
     def go_on(self, client: Commands, now_ns: int) -> bool:
         assert isinstance(client, GuardedSession)
-        if not client.rests:
+        if not client.suspended:
             client.show(self._token)
-        return not client.rests
+        return not client.suspended
 
 
-class _Names(Going):
+class _Names(LongCommand):
     """Lists the tubes that a user may look at."""
 
     def __init__(self, user: User, names: list[bytes]) -> None:
@@ -601,14 +601,14 @@ def tags_for(user: User, tags: Tags | None, body_bytes: int) -> Tags:
     return owned_by(tags, user.name, body_bytes if user.limits.bytes < NO_LIMIT else 0)
 
 
-def _rest_of_reserve(verb: Verb, arguments: bytes) -> int:
+def _wait_of_reserve(verb: Verb, arguments: bytes) -> int:
     """Returns the time that a reserve waits which cannot get a job."""
     timeout_s = 1 if verb.words == b"reserve" else 0
     if verb.words == b"reserve-with-timeout ":
         timeout_s = p.timeout_argument(arguments)
     elif verb.words == b"reserve-batch ":
         timeout_s = p.reserve_batch_arguments(arguments)[1]
-    return _FULL_REST_NS if timeout_s else 0
+    return _FULL_WAIT_NS if timeout_s else 0
 
 
 def _is_sum(key: str) -> bool:

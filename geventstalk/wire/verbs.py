@@ -21,6 +21,7 @@ from geventstalk.rights import ALL, LOOK, MANAGE, OPERATE, PUT, WORK
 from geventstalk.tags import TAG_NAMES, Tags
 from geventstalk.wire import protocol as p
 from geventstalk.wire.added import (
+    BuryWithText,
     Drain,
     FlushTube,
     ListJobs,
@@ -29,10 +30,9 @@ from geventstalk.wire.added import (
     PutIn,
     Reprioritize,
     ReserveMode,
-    ToldBury,
 )
 from geventstalk.wire.batches import BuryBatch, DeleteBatch, ReleaseBatch, ReserveBatch, TouchBatch
-from geventstalk.wire.commands import FOR_EVER, MOVE_SLICE, REFUSALS, VERBS_MAX, Commands, Going
+from geventstalk.wire.commands import FOR_EVER, MOVE_SLICE, REFUSALS, VERBS_MAX, Commands, LongCommand
 from geventstalk.wire.stats import group_stats, job_stats, server_stats, tube_stats
 from geventstalk.wire.verb import JOB, JOBS, RESERVE, SERVER, TUBE, USED, Bare, OfTube, Verb
 
@@ -115,7 +115,7 @@ class Bury(Verb):
         id, pri, text = p.bury_arguments(arguments)
         client.counts[self.number] += 1
         if text:
-            client.begin(ToldBury(id, pri, text))
+            client.begin(BuryWithText(id, pri, text))
             return
         client.reply(p.R_BURIED if client.engine.bury(client, id, pri, now_ns) else p.R_NOT_FOUND)
 
@@ -418,7 +418,7 @@ def is_put(data: bytes, at: int) -> bool:
 # --- commands that take several slices
 
 
-class _Kick(Going):
+class _Kick(LongCommand):
     def __init__(self, tube: Tube, bound: int) -> None:
         self.changes = True
         self._tube = tube
@@ -449,7 +449,7 @@ def begin_list(client: Commands, names: Collection[bytes]) -> None:
         client.begin(_List(engine.tube_names() if names is engine.tubes else [*names]))
 
 
-class _List(Going):
+class _List(LongCommand):
     def __init__(self, names: list[bytes]) -> None:
         self._names = names
         self._bytes = len(p.YAML_HEAD)  # of the text of the names that were measured
@@ -491,7 +491,7 @@ def begin_some_stats(client: Commands, now_ns: int, hides: Callable[[str], bool]
         client.begin(stats)
 
 
-class _Stats(Going):
+class _Stats(LongCommand):
     hides: Callable[[str], bool] | None = None
 
     def __init__(self, search: Search, tube: Tube | None) -> None:

@@ -23,7 +23,7 @@ FENCED: Final = "GV001"
 """The SQLSTATE with which a DDL of an old epoch is refused."""
 SETTINGS: Final = "SET synchronous_commit = off"
 _REST_S: Final = 0.1
-"""The work rests this long after an error that may pass, and when the database cannot be reached."""
+"""The work pauses this long after an error that may pass, and when the database cannot be reached."""
 _PATIENCE_S: Final = 10.0
 """A piece of work that fails for this long is reported to the operator."""
 _LOCK_MS: Final = 100

@@ -100,7 +100,7 @@ class PostgresTools(LogTools):
         return None
 
     @contextmanager
-    def resting(self) -> Iterator[None]:
+    def without_writers(self) -> Iterator[None]:
         if not self.exists():
             raise JournalLocked(f"{self.place} has no journal in it: schema {self._place.schema} is not there")
         self.require_usable()

@@ -67,7 +67,7 @@ def writing(directory: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def resting(directory: str) -> Iterator[None]:
+def without_writers(directory: str) -> Iterator[None]:
     """Keeps servers out, and other readers not. Makes no file, so a journal may lie where no process may write.
 
     A directory without a lock was never a server's. Raises JournalLocked, also when a server came to such a one.

@@ -20,7 +20,6 @@ from mypy_extensions import mypyc_attr
 from journal.errors import JournalDamaged, JournalFailed, JournalFull, JournalNewer
 from journal.log import HEAD, UNCUT_MIN
 from journal.sqlite.bodies import BodyReader
-from journal.sqlite.digest import DIGEST_ERRORS, has_digest, read_digest
 from journal.sqlite.files import fsync_path
 from journal.sqlite.format import (
     APPLICATION_ID,
@@ -48,6 +47,7 @@ from journal.sqlite.format import (
     meta_checksum,
     ungroup,
 )
+from journal.sqlite.hints import HINTS_ERRORS, has_hints, read_hints
 from journal.sqlite.sql import connect_to_read, failure_of, read_meta, unreadable
 from journal.sqlite.writer import seal
 
@@ -130,7 +130,7 @@ class SegmentReader:
         self.records = 0  # number of the last record that rows() found
         self.skipped = 0  # how many damaged records rows() left out
         self.suspects: list[int] = []  # keys that damaged records seem to be of, until they are taken
-        self.digest_error = ""  # the fault of the digest, if one was found so far
+        self.hints_error = ""  # the fault of the hints, if one was found so far
 
     def _read_head(self) -> None:
         path = self.path
@@ -165,13 +165,13 @@ class SegmentReader:
         """The records of join(), several at a time, each as (seq, key, kind, crc, payload), in a third of the time.
 
         From the first record that is not as it should be, the records come one at a time. With `heads`, the payloads of
-        a sealed segment that stand outside are not read, and what stands in its digest is read there: versions before 7
-        wrote one.
+        a sealed segment that stand outside are not read, and what stands in its hints is read there: versions before 7
+        wrote some.
         """
         self.records = self.skipped = 0
         heads = heads and self.sealed
         if heads:
-            yield from self._digest()
+            yield from self._hints()
         try:
             cursor = self._db.execute(_SELECT, (self.records, self._last()))
             while rows := self._whole(cursor.fetchmany(_BATCH_ROWS), heads):
@@ -182,22 +182,22 @@ class SegmentReader:
         for key, kind, payload in join(self, self.records):
             yield [(self.records, key, kind, 0, payload)]
 
-    def _digest(self) -> Iterator[list[Row]]:
+    def _hints(self) -> Iterator[list[Row]]:
         try:
-            if has_digest(self._db):
-                for rows in read_digest(self._db, self.number):
+            if has_hints(self._db):
+                for rows in read_hints(self._db, self.number):
                     self.records = rows[-1][0]
                     yield rows
-        except DIGEST_ERRORS as error:
-            self.digest_error = f"{error}"
+        except HINTS_ERRORS as error:
+            self.hints_error = f"{error}"
 
-    def check_digest(self) -> None:
-        """Reads the digest, if there is one. Afterwards `digest_error` says what is wrong with it."""
+    def check_hints(self) -> None:
+        """Reads the hints, if there are some. Afterwards `hints_error` says what is wrong with them."""
         records, self.records = self.records, 0
-        for _ in self._digest():
+        for _ in self._hints():
             pass
-        if self.records not in (0, records) and not self.digest_error:
-            self.digest_error = f"it has {self.records} records of {records}"
+        if self.records not in (0, records) and not self.hints_error:
+            self.hints_error = f"they have {self.records} records of {records}"
         self.records = records
 
     def _whole(self, rows: list[Row], heads: bool) -> list[Row]:

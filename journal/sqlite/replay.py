@@ -30,8 +30,8 @@ from journal.sqlite.reader import SegmentReader
 _AHEAD: Final = 16
 """The segments that are asked of the device while one is read, where HEAD rows will do. A cold start is a third faster
 so, or more where the device is slow."""
-_DIGEST_SHARE: Final = 16
-"""A digest is at the end of its file, and seldom larger than this part of the file. Only old segments have a digest."""
+_HINTS_SHARE: Final = 16
+"""Hints are at the end of their file, and seldom larger than this part of the file. Only old segments have some."""
 _MISSING_MAX: Final = 10_000
 """A larger gap in the numbers is not accepted for good: then some file has a wrong name, and nothing is missing."""
 
@@ -106,7 +106,7 @@ class Replay:
         self.suspects: set[int] = set()  # keys that damaged records name and no later record settles
         self.keeps_deleted = False  # whether `found` lists the deleted keys of sound segments, too
         self.heads = False  # whether HEAD rows will do
-        self.checks_digests = False  # whether digests are read that are not needed
+        self.checks_hints = False  # whether hints are read that are not needed
 
     def records(self) -> Iterator[Record]:
         """Every intact record, oldest first, without the CHANGE and DELETE of keys that have no whole record."""
@@ -125,7 +125,7 @@ class Replay:
         told = 0
         for at, (number, path) in enumerate(paths):
             while self.heads and told < min(at + _AHEAD, len(paths)):
-                read_ahead(paths[told][1], 1 if bodies_bytes(paths[told][1]) else _DIGEST_SHARE)
+                read_ahead(paths[told][1], 1 if bodies_bytes(paths[told][1]) else _HINTS_SHARE)
                 told += 1
             if not before:
                 first = number
@@ -182,8 +182,8 @@ class Replay:
                     if reader.suspects:
                         self._take_suspects(reader)
                     yield number, self._belonging(rows, number)
-                if self.checks_digests and sealed:
-                    reader.check_digest()
+                if self.checks_hints and sealed:
+                    reader.check_hints()
             except JournalDamaged as error:
                 self.findings.append(f"{error}")
             finally:
@@ -202,8 +202,8 @@ class Replay:
     def _judge(self, reader: SegmentReader) -> None:
         """Records the notes and findings about a segment that was read."""
         path = reader.path
-        if reader.digest_error:
-            self.notes.append(f"the digest of {path} is damaged ({reader.digest_error}): its records are read instead")
+        if reader.hints_error:
+            self.notes.append(f"the hints of {path} are damaged ({reader.hints_error}): its records are read instead")
         if reader.torn:
             self.notes.append(
                 f"{path} ends after record {reader.records}: a loss of power took the body of the next job before a "

@@ -90,7 +90,7 @@ class SegmentSurvey(ExaminedSurvey):
 
     def _read(self) -> Iterator[tuple[int, Record]]:
         replay = self._replay = Replay(self.directory, self._snapshot)
-        replay.keeps_deleted = replay.checks_digests = True
+        replay.keeps_deleted = replay.checks_hints = True
         spoilt: set[int] = set()
         yield from self._sound(replay.records(), lambda record: spoilt.add(record.segment))
         lost = self.strange

@@ -44,8 +44,8 @@ class DirectoryTools(LogTools):
     def holder(self) -> int | None:
         return directory.holder(self.place)
 
-    def resting(self) -> AbstractContextManager[None]:
-        return directory.resting(self.place)
+    def without_writers(self) -> AbstractContextManager[None]:
+        return directory.without_writers(self.place)
 
     # --- writing
 

@@ -365,7 +365,7 @@ class _SegmentReader(SegmentReader):
         self.records = 0
         self.skipped = 0
         self.suspects = []
-        self.digest_error = ""
+        self.hints_error = ""
         self.synced = 0
         self.torn = False
         self._rows = segment.rows

@@ -1,4 +1,4 @@
-"""Sealed segments as versions before 7 of the format wrote them: payloads in their rows, and a digest."""
+"""Sealed segments as versions before 7 of the format wrote them: payloads in their rows, and hints."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import closing
 from pathlib import Path
 
 from journal.log import HEAD_BYTES, UNCUT_MIN
-from journal.sqlite.digest import CUT_MIN
 from journal.sqlite.files import BODIES_SUFFIX
 from journal.sqlite.format import FULL, OUTSIDE, PLACE, Row, checksum
+from journal.sqlite.hints import CUT_MIN
 
-_DIGEST_KIND = 7
+_HINTS_KIND = 7
 _PIECE_RECORDS = 20
-"""Rows of a digest have this many records here, so that a segment has several of them."""
+"""Rows of hints have this many records here, so that a segment has several of them."""
 
 
 def make_old(path: str) -> None:
@@ -32,13 +32,13 @@ def make_old(path: str) -> None:
             db.execute("UPDATE record SET kind = ?, crc = ?, payload = ? WHERE seq = ?", row)
         db.execute("CREATE TABLE digest(seq INTEGER PRIMARY KEY, crc INTEGER NOT NULL, records BLOB NOT NULL)")
         rows = db.execute("SELECT * FROM record ORDER BY seq").fetchall()
-        db.executemany("INSERT INTO digest VALUES(?, ?, ?)", [*_digest(rows, number)])
+        db.executemany("INSERT INTO digest VALUES(?, ?, ?)", [*_hints(rows, number)])
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     os.unlink(path + BODIES_SUFFIX)
 
 
-def _digest(rows: list[Row], segment: int) -> Iterator[tuple[int, int, bytes]]:
+def _hints(rows: list[Row], segment: int) -> Iterator[tuple[int, int, bytes]]:
     for at in range(0, len(rows), _PIECE_RECORDS):
         some = rows[at : at + _PIECE_RECORDS]
         heads = ",".join(f"[{key},{kind},{len(payload)}]" for _, key, kind, _, payload in some)
@@ -47,4 +47,4 @@ def _digest(rows: list[Row], segment: int) -> Iterator[tuple[int, int, bytes]]:
             for _, _, kind, _, payload in some
         )
         records = f"[{heads}]\n".encode() + kept
-        yield some[-1][0], checksum(some[-1][0], segment, _DIGEST_KIND, records), records
+        yield some[-1][0], checksum(some[-1][0], segment, _HINTS_KIND, records), records

@@ -32,7 +32,7 @@ class AuditResource:
         audit, who = self._backend.audit, who_sends(req)
         shown = [entry for entry in audit.latest_first() if shows_entry(entry, who)]
         entries = _select(shown, words, before, limit, pace)
-        resp.data = json_list("entries", entries, pace, file=audit.path if who.sight.sees_all else None)
+        resp.data = json_list("entries", entries, pace, file=audit.path if who.scope.sees_all else None)
         resp.content_type = falcon.MEDIA_JSON
 
 

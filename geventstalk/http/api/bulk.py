@@ -32,7 +32,7 @@ class BulkListResource:
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         Parameters(req).end()
         who = who_sends(req)
-        resp.media = {"bulk": self._changes.latest_first(who, who.sight)}
+        resp.media = {"bulk": self._changes.latest_first(who, who.scope)}
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         fields = Fields(req)
@@ -43,16 +43,16 @@ class BulkListResource:
         dry_run = fields.boolean("dry_run", False)
         fields.end()
         terms, who = parse(text), who_sends(req)
-        if values.tube and not who.sight.may(values.tube, MANAGE):
+        if values.tube and not who.scope.may(values.tube, MANAGE):
             raise falcon.HTTPForbidden(description=NO_RIGHT)
         if dry_run:
-            change = BulkChange(self._backend, who, text, terms, action, values, limit, 0, who.sight)
+            change = BulkChange(self._backend, who, text, terms, action, values, limit, 0, who.scope)
             change.count()
         else:
             try:
-                change = self._changes.begin(who, text, terms, action, values, limit, who.sight)
+                change = self._changes.begin(who, text, terms, action, values, limit, who.scope)
             except TooMany:
-                most = f"{RUNNING_MAX} works" if who.sight.rights is None else "Works"
+                most = f"{RUNNING_MAX} works" if who.scope.rights is None else "Works"
                 raise falcon.HTTPConflict(
                     description=f"{most} on many jobs are under way. Wait until one ends, or cancel one."
                 ) from None
@@ -84,7 +84,7 @@ class BulkResource:
         if not text.isascii() or not text.isdecimal() or not 0 < len(text) < 20 or not int(text):
             raise wrong("a work has a number from 1 on")
         who = who_sends(req)
-        change = self._changes.find(int(text), who, who.sight)
+        change = self._changes.find(int(text), who, who.scope)
         if change is None:
             raise falcon.HTTPNotFound(description="There is no such work, or not any more.")
         return change

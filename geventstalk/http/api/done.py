@@ -34,7 +34,7 @@ class DoneResource:
         engine = self._backend.engine
         trails, policies = engine.trails, engine.policies
         found: list[Done] = []
-        if trails is not None and policies is not None and who_sends(req).sight.looks(name):
+        if trails is not None and policies is not None and who_sends(req).scope.looks(name):
             found = trails.done_in(name, policies.of(name), self._backend.now_ns())
         resp.media = {"done": [self._shown(each) for each in found[:limit]], "total": len(found)}
 

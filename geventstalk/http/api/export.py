@@ -40,7 +40,7 @@ class ExportResource:
         _, terms = filter_of(asked)
         asked.end()
         pieces = self._pieces(
-            Search(self._backend, terms, last=self._backend.engine.next_id - 1, sight=who_sends(req).sight)
+            Search(self._backend, terms, last=self._backend.engine.next_id - 1, scope=who_sends(req).scope)
         )
         first = next(pieces, b"")
         resp.content_type = "application/x-ndjson"

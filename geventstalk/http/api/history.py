@@ -28,10 +28,10 @@ class HistoryResource:
         name = asked.choice("range", RANGES, "15m")
         tube = asked.tube("tube")
         asked.end()
-        sight = who_sends(req).sight
-        if tube is None and not sight.sees_all:
+        scope = who_sends(req).scope
+        if tube is None and not scope.sees_all:
             raise falcon.HTTPForbidden(description="This is for users who may look at every tube.")
-        if tube is not None and not sight.looks(tube):
+        if tube is not None and not scope.looks(tube):
             tube = b""  # none has this name
         backend, pace = self._backend, Pace(self._backend)
         pace.step()

@@ -59,7 +59,7 @@ class JobsResource:
         body_bytes = asked.integer("body", 200, 0, 65536)
         asked.end()
         at = None if cursor is None else _position(cursor)
-        search = Search(self._backend, terms, descending, at, sight=who_sends(req).sight)
+        search = Search(self._backend, terms, descending, at, scope=who_sends(req).scope)
         jobs = self._page(search, limit, body_bytes)
         following = "null" if search.exhausted else f'"{search.position}"'
         resp.data = f'{{"jobs":[{",".join(jobs)}],"next":{following},"searched":{search.searched}}}'.encode()
@@ -93,10 +93,10 @@ class JobsResource:
         ttr_s = fields.integer("ttr_s", _TTR_S)
         tags = _tags_of(fields)
         fields.end()
-        sight = who_sends(req).sight
-        if not sight.may(tube, PUT) or (tags is not None and tags.dead and not sight.may(tags.dead, PUT)):
+        scope = who_sends(req).scope
+        if not scope.may(tube, PUT) or (tags is not None and tags.dead and not scope.may(tags.dead, PUT)):
             raise falcon.HTTPForbidden(description="You have no right to put into this tube.")
-        user = sight.user
+        user = scope.user
         if user is not None and self._backend.guard is not None:
             usage = self._backend.guard.usage_of(user.name)
             self._require_within_limits(user, usage, len(body))
@@ -158,7 +158,7 @@ class JobResource:
         asked = Parameters(req)
         body_bytes = asked.integer("body", BODY_BYTES, 0, 1 << 20)
         asked.end()
-        for job, body in self._backend.with_bodies([find(self._backend, _id(id), who_sends(req).sight)]):
+        for job, body in self._backend.with_bodies([find(self._backend, _id(id), who_sends(req).scope)]):
             resp.media = views.job(self._backend, job, self._backend.now_ns(), body_bytes, body)
             return
         raise no_such_job()
@@ -170,8 +170,8 @@ class JobResource:
         if fields.has("tube"):
             values.tube = fields.tube("tube")
         fields.end()
-        if values.tube and not who_sends(req).sight.may(values.tube, MANAGE):
-            find(self._backend, number, who_sends(req).sight)
+        if values.tube and not who_sends(req).scope.may(values.tube, MANAGE):
+            find(self._backend, number, who_sends(req).scope)
             raise falcon.HTTPForbidden(description=NO_RIGHT)
         if not values:
             raise wrong("nothing is to be changed: there is none of pri, delay_s, ttr_s, tube")
@@ -196,7 +196,7 @@ class BodyResource:
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, id: str) -> None:
         Parameters(req).end()
-        job = find(self._backend, _id(id), who_sends(req).sight)
+        job = find(self._backend, _id(id), who_sends(req).scope)
         resp.content_type = "application/octet-stream"
         resp.set_header("Content-Disposition", f'attachment; filename="job-{job.id}"')
         for _, body in self._backend.with_bodies([job]):
@@ -230,10 +230,10 @@ class ActionResource:
 
 def change(backend: Backend, req: falcon.Request, id: int, action: str, values: Values) -> OneChange:
     """Changes a job, and returns when that is safe. Raises HTTPError."""
-    sight = who_sends(req).sight
-    job = find(backend, id, sight, MANAGE)
+    scope = who_sends(req).scope
+    job = find(backend, id, scope, MANAGE)
     bodies = dict(backend.with_bodies([] if action == "delete" else [job]))
-    one = OneChange(backend, id, action, values, bodies.get(job, b""), sight)
+    one = OneChange(backend, id, action, values, bodies.get(job, b""), scope)
     backend.change(one)
     one.require_done()
     backend.audit.record(who_sends(req), action, 1, tube=one.before["tube"], job=id, detail=str(values) or None)

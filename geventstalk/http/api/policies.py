@@ -8,7 +8,7 @@ import falcon
 
 from geventstalk.http.backend import Backend
 from geventstalk.http.params import Parameters
-from geventstalk.http.runtime_settings import KeptResource
+from geventstalk.http.runtime_settings import SettingResource
 from geventstalk.policies import LIMITS, Policy, Terms
 
 _NO_TERMS: Final = Terms()
@@ -26,8 +26,8 @@ class PoliciesResource:
         asked.end()
         policies = self._backend.engine.policies
         found = [] if policies is None else policies.all if tube is None else policies.all_of(tube)
-        kept = self._backend.kept
-        resp.media = {"policies": [_shown(glob, policy, kept.entry("policies", glob)) for glob, policy in found]}
+        settings = self._backend.runtime_settings
+        resp.media = {"policies": [_shown(glob, policy, settings.entry("policies", glob)) for glob, policy in found]}
 
 
 def _shown(glob: str, policy: Policy, entry: dict[str, Any] | None) -> dict[str, Any]:
@@ -55,4 +55,4 @@ def _limit(terms: Terms, key: str) -> int | None:
 
 def add(app: Any, backend: Backend) -> None:
     app.add_route("/api/v1/policies", PoliciesResource(backend))
-    app.add_route("/api/v1/policies/{name:path}", KeptResource(backend, "policies", "policy"))
+    app.add_route("/api/v1/policies/{name:path}", SettingResource(backend, "policies", "policy"))

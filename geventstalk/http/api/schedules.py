@@ -8,8 +8,8 @@ import falcon
 
 from geventstalk.http.backend import Backend, PlanView
 from geventstalk.http.params import Parameters
-from geventstalk.http.runtime_settings import KeptResource
-from geventstalk.runtime_settings import Kept
+from geventstalk.http.runtime_settings import SettingResource
+from geventstalk.runtime_settings import RuntimeSettings
 
 
 class SchedulesResource:
@@ -20,13 +20,13 @@ class SchedulesResource:
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         Parameters(req).end()
-        schedules, kept = self._backend.schedules, self._backend.kept
-        resp.media = {"schedules": [] if schedules is None else [_shown(plan, kept) for plan in schedules.plans]}
+        schedules, settings = self._backend.schedules, self._backend.runtime_settings
+        resp.media = {"schedules": [] if schedules is None else [_shown(plan, settings) for plan in schedules.plans]}
 
 
-def _shown(plan: PlanView, kept: Kept) -> dict[str, Any]:
+def _shown(plan: PlanView, settings: RuntimeSettings) -> dict[str, Any]:
     schedule = plan.schedule
-    entry = kept.entry("schedules", schedule.name)
+    entry = settings.entry("schedules", schedule.name)
     last = {"tick": plan.last_s, "outcome": plan.outcome, "job": plan.job or None} if plan.last_s else None
     return {
         "name": schedule.name,
@@ -43,4 +43,4 @@ def _shown(plan: PlanView, kept: Kept) -> dict[str, Any]:
 
 def add(app: Any, backend: Backend) -> None:
     app.add_route("/api/v1/schedules", SchedulesResource(backend))
-    app.add_route("/api/v1/schedules/{name}", KeptResource(backend, "schedules", "schedule"))
+    app.add_route("/api/v1/schedules/{name}", SettingResource(backend, "schedules", "schedule"))

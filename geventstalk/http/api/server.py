@@ -23,7 +23,7 @@ class ServerResource:
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         Parameters(req).end()
-        resp.media = views.whole(self._backend) if who_sends(req).sight.sees_all else views.limited(self._backend)
+        resp.media = views.whole(self._backend) if who_sends(req).scope.sees_all else views.limited(self._backend)
 
     def on_patch(self, req: falcon.Request, resp: falcon.Response) -> None:
         fields = Fields(req)

@@ -22,13 +22,13 @@ class SessionResource:
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         who = who_sends(req)
         csrf = None if who.session is None else who.session.csrf
-        rights = who.sight.rights
+        rights = who.scope.rights
         resp.media = {
             "role": who.role,
             "name": who.name,
             "csrf": csrf,
             "users": self._backend.guard is not None,
-            "sees_all": who.sight.sees_all,
+            "sees_all": who.scope.sees_all,
             "rights": None if rights is None else words_of(rights),
         }
 

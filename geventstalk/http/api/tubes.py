@@ -117,11 +117,11 @@ class TubesResource:
         limit = asked.integer("limit", 100, 1, 1000)
         spark = asked.boolean("spark")
         asked.end()
-        tubes, sight = self._backend.engine.tubes, who_sends(req).sight
+        tubes, scope = self._backend.engine.tubes, who_sends(req).scope
 
         def keep(name: bytes) -> Any | None:
             tube = tubes.get(name)
-            if tube is None or not sight.looks(name):
+            if tube is None or not scope.looks(name):
                 return None
             if not name.startswith(prefix) or not matches(name) or not all(holds(tube) for holds in only):
                 return None
@@ -155,12 +155,12 @@ class GroupsResource:
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         Parameters(req).end()
         tubes, pace = self._backend.engine.tubes, Pace(self._backend)
-        sight = who_sends(req).sight
+        scope = who_sends(req).scope
         groups: dict[bytes, Counter[str]] = {}
         for name in list(tubes):
             pace.step()
             found, tube = _PREFIX.match(name), tubes.get(name)
-            if found is not None and tube is not None and sight.looks(name):
+            if found is not None and tube is not None and scope.looks(name):
                 sums = groups.setdefault(found[0], Counter())
                 sums["tubes"] += 1
                 sums.update(views.jobs_in(tube))
@@ -211,10 +211,10 @@ class TubeResource:
 
     def _require(self, req: falcon.Request, name: bytes, right: int) -> None:
         """Raises HTTPError when the sender lacks this right on a tube, or when there is no tube to look at."""
-        sight = who_sends(req).sight
-        if not sight.looks(name):
+        scope = who_sends(req).scope
+        if not scope.looks(name):
             raise _no_such_tube()
-        if not sight.may(name, right):
+        if not scope.may(name, right):
             self._find(name)
             raise falcon.HTTPForbidden(description=NO_RIGHT)
 

@@ -57,7 +57,7 @@ class UsersResource:
         resp.content_type = falcon.MEDIA_JSON
 
     def _reserved(self, pace: Pace) -> Counter[str]:
-        """Returns how many jobs the connections of each user hold. Breathes."""
+        """Returns how many jobs the connections of each user hold. Yields to other requests."""
         found: Counter[str] = Counter()
         channels = self._backend.turn.channels
         for number in list(channels):
