@@ -261,6 +261,22 @@ def test_any_number_of_spaces_between_numbers() -> None:
 
 
 @pytest.mark.parametrize(
+    "text", ["x", "5x", "a 5", "no\u00a0: \u2019", "\U0001f468\u200d\U0001f469\ufe0f", "\ue000", "\u0378", "\U0010ffff"]
+)
+def test_a_text_of_a_bury(text: str) -> None:
+    """Also characters that Python does not take for printable: spaces that join words, and those of emoji."""
+    assert parse(b"bury 1 2 " + text.encode()) == (b"bury ", (1, 2, text.encode()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"5", b"a\tb", b"a\x00", b"\x7f", b"\xff", *[f"a{c}b".encode() for c in "\x85\u2028\u202e\u2066\ufeff\uffff"]],
+)
+def test_what_is_no_text_of_a_bury(text: bytes) -> None:
+    assert parse(b"bury 1 2 " + text) == p.R_BAD_FORMAT
+
+
+@pytest.mark.parametrize(
     ("text", "seconds"),
     [(b"0", 0), (b"0foo", 0), (b"0 x y", 0), (b"5 ", 5), (b"  7", 7), (b"2147483647", 2**31 - 1), (b"3.5", 3)],
 )

@@ -7,6 +7,7 @@ Invariant: whatever the bytes, a function here returns or raises ProtocolError, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import ClassVar, Final
 
@@ -41,6 +42,9 @@ YAML_HEAD: Final = b"---\n"
 _MAP_LINE: Final = "%s: %s\n"
 _NO_TEXT: Final = ("true", "false", "yes", "no", "on", "off", "y", "n", "null")
 """Words that YAML 1.1 does not read as text."""
+
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufeff\ufffe\uffff]")
+"""Characters that no text of a bury has: they would break a line, or the output of a program that shows the text."""
 
 _NATIVE: Final = BUILD == "compiled"
 """Compiled, a loop over some bytes is much faster than a method of `bytes`; interpreted, much slower."""
@@ -188,9 +192,9 @@ def _told_bury_arguments(arguments: bytes) -> tuple[int, int, bytes]:
 
 
 def _is_text(text: bytes) -> bool:
-    """Returns whether this is UTF-8 without control characters."""
+    """Returns whether this is UTF-8 without control characters, and such that begin a line or turn its direction."""
     try:
-        return text.decode("utf-8").isprintable()
+        return _CONTROL.search(text.decode("utf-8")) is None
     except UnicodeDecodeError:
         return False
 
