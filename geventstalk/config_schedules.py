@@ -101,7 +101,7 @@ def zone_of(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):
         raise ValueError(
-            f"this host knows no time zone {values.shown(name)}; it is a name such as Europe/Berlin"
+            f"this host knows no time zone {values.shown(name)}: it is a name of tzdata, such as Europe/Berlin"
         ) from None
 
 

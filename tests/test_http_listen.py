@@ -122,7 +122,7 @@ def test_check_config_finds_what_a_start_would_find(tmp_path: Path) -> None:
     tokens.write_text("a read abcdefghijklmnop\n")
     tokens.chmod(0o644)
     code, said = check_config("--http", "0", "--http-tokens", str(tokens))
-    assert code == 5 and f"others can read or write {tokens}" in said
+    assert code == 5 and f"others can read or replace {tokens}" in said
     tokens.chmod(0o600)
     code, said = check_config("--http", "0", "--audit", str(tmp_path / "none" / "audit"))
     assert code == 5 and "(--audit)" in said

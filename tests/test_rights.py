@@ -129,14 +129,14 @@ def written(tmp_path: Path, content: object, mode: int = 0o600) -> str:
 
 
 def test_a_file_of_users(tmp_path: Path) -> None:
-    access = read_access(written(tmp_path, GOOD))
+    access = read_access(written(tmp_path, GOOD), os.getuid())
     shop, ops = access.users["shop"], access.users["ops"]
     assert (shop.on(b"orders"), shop.on(b"mail.a"), shop.on(b"x")) == (PUT, PUT | WORK, 0)
     assert ops.on(b"x") == ALL and access.of_address("::1") is ops and access.of_uid(0) is ops
     example = Path(__file__).resolve().parents[1] / "conf" / "access.yaml"
     (tmp_path / "example.yaml").write_text(example.read_text().replace("unix_user: ops", "unix_user: root"))
     (tmp_path / "example.yaml").chmod(0o600)
-    assert len(read_access(str(tmp_path / "example.yaml")).users) == 4
+    assert len(read_access(str(tmp_path / "example.yaml"), os.getuid()).users) == 4
 
 
 def test_the_schema_for_editors_says_what_the_server_says() -> None:
@@ -186,7 +186,7 @@ def test_the_schema_for_editors_says_what_the_server_says() -> None:
 )
 def test_a_wrong_user_is_refused(tmp_path: Path, entry: object, says: str) -> None:
     with pytest.raises(ConfigError, match=f"user x: .*{says}") as refused:
-        read_access(written(tmp_path, {"users": {"x": entry}}))
+        read_access(written(tmp_path, {"users": {"x": entry}}), os.getuid())
     assert "secret" not in str(refused.value)
 
 
@@ -207,9 +207,18 @@ def test_a_wrong_user_is_refused(tmp_path: Path, entry: object, says: str) -> No
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, content: object, mode: int, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        read_access(written(tmp_path, content, mode))
+        read_access(written(tmp_path, content, mode), os.getuid())
     with pytest.raises(ConfigError, match="cannot read"):
-        read_access(str(tmp_path / "none"))
+        read_access(str(tmp_path / "none"), os.getuid())
+
+
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    """That user could give itself all rights."""
+    path = written(tmp_path, GOOD)
+    if os.getuid() == 0:
+        os.chown(path, 12345, -1)
+    with pytest.raises(ConfigError, match="belongs to user"):
+        read_access(path, os.getuid() or 1)
 
 
 # --- the matrix: every verb, every set of rights, every kind of job

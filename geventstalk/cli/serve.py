@@ -195,11 +195,12 @@ def check_certificates(settings: Settings) -> None:
 
 
 def check_access(settings: Settings) -> None:
-    """Raises ConfigError when the file of users cannot be used."""
+    """Raises ConfigError when the file of users cannot be used, and UserError."""
     if settings.access is not None:
+        from geventstalk.serving.listen import user_id
         from geventstalk.serving.users import read_access  # here: most servers have none
 
-        read_access(settings.access)
+        read_access(settings.access, user_id(settings))
 
 
 def _tokens(settings: Settings) -> Tokens | None:

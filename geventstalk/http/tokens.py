@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +16,7 @@ from hmac import compare_digest
 from typing import Literal, Protocol
 
 from geventstalk.config import ConfigError
+from geventstalk.config_secrets import read_secret
 from geventstalk.http.scope import EVERYTHING, Scope
 from geventstalk.rights import ALL, EVERY_TUBE, User
 from geventstalk.rights import Access as Users
@@ -28,7 +28,6 @@ TOKEN_CHARS_MAX = 512
 _FILE_BYTES_MAX = 1 << 16
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # what a header `Authorization: Bearer` may hold
-_FORBIDDEN_MODE = stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
 
 
 @dataclass(frozen=True)
@@ -123,39 +122,20 @@ class Tokens:
 
     def has_changed(self) -> bool:
         """Returns whether the file was changed since it was last read, correct or not."""
+        return self._mark() != self._seen
+
+    def _mark(self) -> tuple[int, ...] | None:
+        """Returns a value that any change of the file changes, also one of its mode or owner; None without a file."""
         try:
-            return _mark(os.stat(self._path)) != self._seen
+            status = os.stat(self._path)
         except OSError:
-            return self._seen is not None
+            return None
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def read_again(self) -> None:
         """Reads the file. Raises ConfigError; then the old tokens stay."""
-        self._seen = None
-        try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            try:
-                status = os.fstat(fd)
-                self._seen = _mark(status)
-                self._require_private(status)
-                content = os.read(fd, _FILE_BYTES_MAX + 1)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise ConfigError(f"cannot read {self._path}: {error.strerror} (--http-tokens)") from None
-        if len(content) > _FILE_BYTES_MAX:
-            raise ConfigError(f"{self._path} is no file of tokens: it is larger than {_FILE_BYTES_MAX} bytes")
-        self._tokens = tuple(self._parse(content))
-
-    def _require_private(self, status: os.stat_result) -> None:
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{self._path} is no file (--http-tokens)")
-        if status.st_uid not in (0, self._owner):
-            raise ConfigError(
-                f"{self._path} belongs to user {status.st_uid}, who is neither root nor the server's user"
-            )
-        if status.st_mode & _FORBIDDEN_MODE:
-            mode = stat.S_IMODE(status.st_mode)
-            raise ConfigError(f"others can read or write {self._path}: its mode is {mode:04o}; chmod 600 is fine")
+        self._seen = self._mark()  # before it is read: a change meanwhile is found later
+        self._tokens = tuple(self._parse(read_secret(self._path, "tokens", _FILE_BYTES_MAX, self._owner)))
 
     def _parse(self, content: bytes) -> list[Token]:
         tokens: list[Token] = []
@@ -188,8 +168,3 @@ def _parsed(words: list[str]) -> Token:
     if not _TOKEN.fullmatch(text):
         raise ValueError(f"the token of {name} has characters other than letters, digits and ._~+/-")
     return Token(name, "admin" if role == "admin" else "read", sha256(text.encode()).digest())
-
-
-def _mark(status: os.stat_result) -> tuple[int, ...]:
-    """Returns a value that any change of the file changes, also one of its mode or owner."""
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

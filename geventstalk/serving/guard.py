@@ -7,6 +7,7 @@ not grant: each gets the rights of its user there, and is hung up on where that 
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -96,7 +97,7 @@ class Guard:
         self._turn = turn
         self._hang_up = hang_up
         self.log = log
-        self._access = read_access(path)
+        self._access = self._read()
         self._bound(self._access)
         self._told_s = -_TELL_EVERY_S
         self._usages: dict[str, Usage] = {}  # by the name of the user
@@ -190,7 +191,10 @@ class Guard:
 
     def read(self) -> Callable[[], None]:
         """Reads the file, and returns a function that puts it into use. Runs in a thread. Raises ConfigError."""
-        return partial(self._use, read_access(self._path))
+        return partial(self._use, self._read())
+
+    def _read(self) -> Access:
+        return read_access(self._path, os.geteuid())
 
     def _use(self, found: Access) -> None:
         if self._turn.failed:

@@ -6,10 +6,8 @@ the user, never a token. Invariant: no file is used that others can read or repl
 
 from __future__ import annotations
 
-import os
 import pwd
 import re
-import stat
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from ipaddress import ip_network
@@ -23,20 +21,20 @@ from geventstalk import config_values as values
 from geventstalk.addresses import host_of
 from geventstalk.config import ConfigError
 from geventstalk.config_listeners import ADDRESS, CERTIFICATE, UNIX_USER, Listener
+from geventstalk.config_secrets import read_secret
 from geventstalk.globs import is_glob
 from geventstalk.rights import EVERY_TUBE, HASH, NO_LIMIT, OPERATE, RIGHTS, Access, Limits, Network, Proof, User
 from geventstalk.serving.tls import TlsStream
 from geventstalk.stream import Stream
 
 _FILE_BYTES_MAX: Final = 1 << 20
-_FORBIDDEN: Final = stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
 _NAME: Final = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 _PROOFS: Final = ("certificate", "token", "unix_user", "address")
 
 
-def read_access(path: str) -> Access:
-    """Returns the users of a file. Raises ConfigError."""
-    found = _yaml(path)
+def read_access(path: str, owner: int) -> Access:
+    """Returns the users of a file, which belongs to root or to the user `owner`. Raises ConfigError."""
+    found = _yaml(path, owner)
     if not isinstance(found, dict) or set(found) != {"users"} or not isinstance(found["users"], dict):
         raise ConfigError(f"{path} does not hold users: its one key is `users`, a mapping of names")
     users = []
@@ -120,24 +118,12 @@ def _by_address(stream: Stream, access: Access) -> User | None:
         return None
 
 
-def _yaml(path: str) -> Any:
+def _yaml(path: str, owner: int) -> Any:
     import yaml  # here: most runs have no such file
 
+    content = read_secret(path, "users", _FILE_BYTES_MAX, owner)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(fd, "rb") as file:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise ConfigError(f"{path} is no file")
-            if status.st_mode & _FORBIDDEN:
-                mode = stat.S_IMODE(status.st_mode)
-                raise ConfigError(f"others can read or replace {path}: its mode is {mode:04o}; chmod 600 is fine")
-            content = file.read(_FILE_BYTES_MAX + 1)
-        if len(content) > _FILE_BYTES_MAX:
-            raise ConfigError(f"{path} is no file of users: it is larger than {_FILE_BYTES_MAX} bytes")
         return yaml.safe_load(content)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except yaml.MarkedYAMLError as error:
         line = 0 if error.problem_mark is None else error.problem_mark.line + 1
         raise ConfigError(f"{path} is not YAML: line {line}: {error.problem}") from None
