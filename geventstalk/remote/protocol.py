@@ -64,7 +64,6 @@ class Beanstalk:
         except BaseException:
             self.close()
             raise
-        self._connection = self._client.connection
 
     def close(self) -> None:
         self._client.close()
@@ -72,7 +71,7 @@ class Beanstalk:
     # Statistics
 
     def stats(self) -> Facts:
-        facts = self._always(self._command(b"stats"))
+        facts = self._always(Command(b"stats", b"OK", _facts, safe=True))
         if "current-jobs-ready" not in facts:
             raise self._nonsense()
         return facts
@@ -94,12 +93,14 @@ class Beanstalk:
         while group := list(islice(rest, _AT_ONCE)):
             pipeline = self._client.pipeline()
             asked = [
-                pipeline.queue.add(self._command(verb + word.encode("utf-8", "surrogateescape"))) for word in group
+                pipeline.queue.add(Command(verb + word.encode("utf-8", "surrogateescape"), b"OK", _facts, safe=True))
+                for word in group
             ]
             try:
                 pipeline.flush()
             except client.BeanstalkError as error:
                 raise self._told(error) from None
+            self._connection = self._client.connection
             for pending, word in zip(asked, group, strict=True):
                 try:
                     yield pending.get(), word
@@ -107,9 +108,6 @@ class Beanstalk:
                     continue
                 except client.BeanstalkError as error:
                     raise self._told(error) from None
-
-    def _command(self, line: bytes) -> Command[Facts]:
-        return Command(line, b"OK", _facts, safe=True, connection=self._connection)
 
     # Jobs
 
@@ -134,33 +132,33 @@ class Beanstalk:
             return None
 
     def reserve(self, id: int) -> bytes:
-        return self._do(protocol.reserve_job(id)).body
+        return self._change(protocol.reserve_job(id)).body
 
     def delete(self, id: int) -> None:
-        self._do(protocol.delete(id))
+        self._change(protocol.delete(id))
 
     def release(self, id: int, pri: int, delay_s: int) -> None:
-        self._do(protocol.release(id, priority=pri, delay=delay_s))
+        self._change(protocol.release(id, priority=pri, delay=delay_s))
 
     def bury(self, id: int, pri: int) -> None:
-        self._do(protocol.bury(id, priority=pri))
+        self._change(protocol.bury(id, priority=pri))
 
     def kick(self, most: int) -> int:
         """Kicks up to this many jobs of the used tube: buried jobs, or delayed jobs when no job is buried."""
         return self._do(protocol.kick(most))
 
     def kick_job(self, id: int) -> None:
-        self._do(protocol.kick_job(id))
+        self._change(protocol.kick_job(id))
 
     def knows(self, word: str) -> bool:
         """Returns whether the server has a verb, or a tag, that beanstalkd does not have."""
         return word in f"{self.facts.get('features', '')} {self.facts.get('tags', '')}".split()
 
     def move(self, id: int, tube: str) -> None:
-        self._do(protocol.move(id, tube))
+        self._change(protocol.move(id, tube))
 
     def reprioritize(self, id: int, pri: int, delay_s: int | None) -> None:
-        self._do(protocol.reprioritize(id, pri, delay_s))
+        self._change(protocol.reprioritize(id, pri, delay_s))
 
     def drain(self, on: bool) -> None:
         self._do(protocol.drain() if on else protocol.undrain())
@@ -169,11 +167,17 @@ class Beanstalk:
         self._do(protocol.pause_tube(tube, seconds))
 
     def _do(self, command: Command[T]) -> T:
-        command.connection = self._connection  # never another one: its server may have given the ids to other jobs
         try:
-            return self._client.do(command)
+            result = self._client.do(command)
         except client.BeanstalkError as error:
             raise self._told(error) from None
+        self._connection = self._client.connection
+        return result
+
+    def _change(self, command: Command[T]) -> T:
+        """Does a command on a job over the connection of the last look: another server has other jobs by these ids."""
+        command.connection = self._connection
+        return self._do(command)
 
     def _always(self, command: Command[T]) -> T:
         """Does a command that finds something on each server."""
