@@ -26,6 +26,7 @@ OPERATE: Final = 16
 """Have the server refuse puts: not a right on a tube, so it is granted on every tube only."""
 RIGHTS: Final = {"put": PUT, "work": WORK, "look": LOOK, "manage": MANAGE, "all": ALL, "operate": OPERATE}
 EVERY_TUBE: Final = "*"
+USER_NAME: Final = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 TOKEN_BYTES: Final = 32
 """`geventstalk token new` draws this many random bytes. A guess is hopeless, so a quick hash protects the token."""
 HASH: Final = re.compile(r"sha256:[0-9a-f]{64}|scrypt:[0-9a-f]{32}:[0-9a-f]{64}")

@@ -19,11 +19,13 @@ from geventstalk.cli.client_progress import progress
 from geventstalk.cli.client_show import Column
 from geventstalk.cli.ending import Stopped, signals, whole
 from geventstalk.config import load
+from geventstalk.exits import EXIT_USAGE
 from geventstalk.filters import STATES
 from geventstalk.remote import address, api, sampling, select, shapes
 from geventstalk.remote.address import Address
 from geventstalk.remote.errors import Nonsense
 from geventstalk.remote.watching import Event, Look, compare
+from tests.support.live import Runner
 
 # Addresses
 
@@ -443,3 +445,13 @@ def test_a_second_signal_does_not_wait() -> None:
     assert (done, caught.value.number) == (["first"], signal.SIGTERM)
     with signals(), whole():
         done.append("nothing is left over")
+
+
+# Tokens
+
+
+@pytest.mark.parametrize("user", ["", "a b", "\u202ea", "x" * 65, "a\nb"])
+@pytest.mark.parametrize("action", ["new", "choose"])
+def test_a_token_is_for_a_name_that_the_file_of_users_takes(bare: Runner, action: str, user: str) -> None:
+    ran = bare("token", action, user)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (EXIT_USAGE, "", 1) and "the name of a user" in ran.err

@@ -8,10 +8,16 @@ from typing import Final
 
 import click
 
-from geventstalk.rights import SALT_BYTES, TOKEN_BYTES, hash_of, slow_hash_of
+from geventstalk.rights import SALT_BYTES, TOKEN_BYTES, USER_NAME, hash_of, slow_hash_of
 
 _CHARS_MIN: Final = 8
 _CHARS_MAX: Final = 128
+
+
+def _user(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
+    if not USER_NAME.fullmatch(name):
+        raise click.UsageError("the name of a user has up to 64 letters, digits and _ . @ -")
+    return name
 
 
 @click.group
@@ -20,7 +26,7 @@ def token() -> None:
 
 
 @token.command
-@click.argument("user")
+@click.argument("user", callback=_user)
 def new(user: str) -> int:
     """Make a token, and print it once with its hash.
 
@@ -33,7 +39,7 @@ def new(user: str) -> int:
 
 
 @token.command
-@click.argument("user")
+@click.argument("user", callback=_user)
 def choose(user: str) -> int:
     """Ask for the secret of a user, and print its hash.
 

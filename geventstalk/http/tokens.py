@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 from geventstalk.config import ConfigError
 from geventstalk.config_secrets import read_secret
 from geventstalk.http.scope import EVERYTHING, Scope
-from geventstalk.rights import ALL, EVERY_TUBE, User
+from geventstalk.rights import ALL, EVERY_TUBE, USER_NAME, User
 from geventstalk.rights import Access as Users
 
 Role = Literal["read", "admin", "user"]
@@ -26,7 +26,6 @@ Role = Literal["read", "admin", "user"]
 TOKEN_CHARS_MIN = 16
 TOKEN_CHARS_MAX = 512
 _FILE_BYTES_MAX = 1 << 16
-_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # what a header `Authorization: Bearer` may hold
 
 
@@ -159,7 +158,7 @@ def _parsed(words: list[str]) -> Token:
     if len(words) != 3:
         raise ValueError("a line is not NAME read|admin TOKEN")
     name, role, text = words
-    if not _NAME.fullmatch(name):
+    if not USER_NAME.fullmatch(name):
         raise ValueError("a name has up to 64 letters, digits and _.@-")
     if role not in ("read", "admin"):
         raise ValueError(f"the role of {name} is neither read nor admin")

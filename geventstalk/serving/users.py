@@ -7,7 +7,6 @@ the user, never a token. Invariant: no file is used that others can read or repl
 from __future__ import annotations
 
 import pwd
-import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from ipaddress import ip_network
@@ -23,12 +22,23 @@ from geventstalk.config import ConfigError
 from geventstalk.config_listeners import ADDRESS, CERTIFICATE, UNIX_USER, Listener
 from geventstalk.config_secrets import read_secret
 from geventstalk.globs import is_glob
-from geventstalk.rights import EVERY_TUBE, HASH, NO_LIMIT, OPERATE, RIGHTS, Access, Limits, Network, Proof, User
+from geventstalk.rights import (
+    EVERY_TUBE,
+    HASH,
+    NO_LIMIT,
+    OPERATE,
+    RIGHTS,
+    USER_NAME,
+    Access,
+    Limits,
+    Network,
+    Proof,
+    User,
+)
 from geventstalk.serving.tls import TlsStream
 from geventstalk.stream import Stream
 
 _FILE_BYTES_MAX: Final = 1 << 20
-_NAME: Final = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 _PROOFS: Final = ("certificate", "token", "unix_user", "address")
 
 
@@ -132,7 +142,7 @@ def _yaml(path: str, owner: int) -> Any:
 
 
 def _user(name: object, entry: object) -> User:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not USER_NAME.fullmatch(name):
         raise ValueError("a name has up to 64 letters, digits and _ . @ -")
     if not isinstance(entry, dict):
         raise ValueError(f"it is {values.shown(entry)}, and has to be a mapping of {', '.join(_PROOFS)} and rights")
