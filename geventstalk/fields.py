@@ -1,7 +1,8 @@
 """The fields of a job that are numbers, in one table: what each is called, what it measures and where it comes from.
 
-stats-job, exports, the API, filters and the client's commands read FIELDS. A new field is a line here, a slot of Job or
-Tally in core/job.py, and the rule that sets it; durable/records.py says how a field gets into the journal.
+stats-job, exports, the API with its description, filters, the console and the client's commands read FIELDS. A new
+count is a line here, a slot of Tally in core/job.py, and the rule that sets it; durable/records.py says how a field
+gets into the journal. What else the API has of a job stands in http/openapi.yaml as well.
 This module must not know jobs.
 """
 
@@ -25,7 +26,8 @@ UNTIL: Final = 6
 class Field(NamedTuple):
     """A field. `name` is its key in stats-job, exports and filters, `api` its key in the API, in `counts` for a COUNT.
 
-    `source` is the attribute of Job, or of Tally for a COUNT. `says` explains its key in filters; "": there is none.
+    `source` is the attribute of Job, or of Tally for a COUNT. `says` explains its key in filters, "" where there is
+    none; `tries` are values with which the console suggests to begin.
     """
 
     name: str
@@ -34,21 +36,22 @@ class Field(NamedTuple):
     api: str
     says: str = ""
     in_stats: bool = True
+    tries: tuple[str, ...] = ()
 
 
 FIELDS: Final = (
-    Field("pri", NUMBER, "pri", "pri", "priority; 0 is the most urgent"),
-    Field("age", SINCE, "created_ns", "age_s", "since the job was put"),
-    Field("delay", SECONDS, "delay_s", "delay_s", "delay of the last put or release"),
-    Field("ttr", SECONDS, "ttr_s", "ttr_s", "time to run"),
+    Field("pri", NUMBER, "pri", "pri", "priority; 0 is the most urgent", tries=("<1024",)),
+    Field("age", SINCE, "created_ns", "age_s", "since the job was put", tries=(">1h", ">1d", "<5min", ":1h..2h")),
+    Field("delay", SECONDS, "delay_s", "delay_s", "delay of the last put or release", tries=(">0s",)),
+    Field("ttr", SECONDS, "ttr_s", "ttr_s", "time to run", tries=(">60s",)),
     Field("time-left", UNTIL, "rank", "time_left_s"),
     Field("file", REFERENCE, "segment", "segment"),
-    Field("reserves", COUNT, "reserves", "reserves", "how often it was reserved"),
+    Field("reserves", COUNT, "reserves", "reserves", "how often it was reserved", tries=(">3", ":0")),
     Field("timeouts", COUNT, "timeouts", "timeouts", "how often its time ran out"),
     Field("releases", COUNT, "releases", "releases", "how often it was released"),
     Field("buries", COUNT, "buries", "buries", "how often it was buried"),
     Field("kicks", COUNT, "kicks", "kicks", "how often it was kicked"),
-    Field("since", SINCE, "since_ns", "since_s", "since the job came into its state", in_stats=False),
+    Field("since", SINCE, "since_ns", "since_s", "since the job came into its state", False, (">1h", ">1d")),
     Field("holder", REFERENCE, "holder", "holder", "number of the connection that holds it", in_stats=False),
 )
 """In the order of stats-job."""

@@ -85,6 +85,13 @@ SAYS: Final = {
     **{field.name: field.says for field in FIELDS if field.says},
 }
 """Each key of a filter, as the command line and the console explain it."""
+TRIES: Final[dict[str, tuple[str, ...]]] = {
+    "state": STATES,
+    "id": (":100..200",),
+    "size": (">1k", ">64k"),
+    **{field.name: field.tries or ((">0",) if field.kind == COUNT else ()) for field in FIELDS if field.says},
+}
+"""Values of a key with which the console suggests to begin."""
 KEYS: Final = tuple(sorted(SAYS))
 
 

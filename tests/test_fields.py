@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import re
+import json
+from typing import Any
 
 import pytest
-import yaml
 
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import Job, Tally
 from geventstalk.durable.export import fields_of
 from geventstalk.fields import COUNT, FIELDS, Field
-from geventstalk.filters import NUMBERS, SAYS, parse
+from geventstalk.filters import NUMBERS, parse
+from geventstalk.http.api import console, document
 from geventstalk.http.matcher import Matcher
 from geventstalk.wire.stats import job_stats
-from tests.support.process import ROOT
 
 NOW_NS = 10**12
-HTTP = ROOT / "geventstalk" / "http"
-FILTER_JS = (HTTP / "console" / "filter.js").read_text()
 
 
 def job_with(field: Field, value: int) -> tuple[Engine, Job]:
@@ -38,15 +36,23 @@ def test_a_field_is_known_wherever_jobs_are_told_of_or_chosen(field: Field) -> N
     assert (field.name in NUMBERS) == bool(field.says)
     if field.kind == COUNT:
         assert told[field.name] == fields_of(job, b"t", lambda ns: ns)[field.name] == 7
-    shape = yaml.safe_load((HTTP / "openapi.yaml").read_text())["components"]["schemas"]["Job"]["properties"]
+    shape = document.load()["components"]["schemas"]["Job"]["properties"]
     assert field.api in (shape["counts"]["properties"] if field.kind == COUNT else shape)
-    keys = re.findall(r"^  (\w+): \{", FILTER_JS, re.MULTILINE)
-    assert (field.name in keys) == bool(field.says)
+    assert (field.name in keys_of_the_console()) == bool(field.says)
 
 
-def test_the_command_line_explains_filters_as_the_console_does() -> None:
-    said = re.findall(r"""^  (\w+): \{.*says: (?:"([^"]*)"|'([^']*)')""", FILTER_JS, re.MULTILINE)
-    assert {key: one or other for key, one, other in said} == SAYS
+def keys_of_the_console() -> dict[str, dict[str, Any]]:
+    files = console.load()
+    file = files.find(files.folder, "keys.js")
+    assert file is not None
+    keys: dict[str, dict[str, Any]] = json.loads(file.plain.partition(b" = ")[2].rstrip(b";\n"))
+    return keys
+
+
+def test_the_console_suggests_values_that_filters_take() -> None:
+    for key, about in keys_of_the_console().items():
+        for value in about["tries"]:
+            parse(f"{key}{value}" if about["number"] else f"{key}:{value}")
 
 
 @pytest.mark.parametrize("field", [field for field in FIELDS if field.says], ids=lambda field: field.name)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
+import json
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import falcon
 
+from geventstalk.filters import NUMBERS, SAYS, TRIES
 from geventstalk.http.backend import Backend
 
 PAGES: Final = ("tubes", "jobs", "connections", "users", "policies", "journal", "nodes", "audit", "help")
@@ -48,7 +50,7 @@ class Files:
     """All files of the console. `folder` is the hash in their addresses."""
 
     def __init__(self, root: Path) -> None:
-        sources = dict(_read(root))
+        sources = {**dict(_read(root)), "keys.js": _keys_of_filters()}
         page = sources.pop(_PAGE).decode()
         every = hashlib.sha256()
         for name, data in sorted(sources.items()):
@@ -88,6 +90,12 @@ def _read(folder: Path, prefix: str = "") -> list[tuple[str, bytes]]:
         elif entry.name.rpartition(".")[2] in _TYPES:
             found.append((prefix + entry.name, entry.read_bytes()))
     return found
+
+
+def _keys_of_filters() -> bytes:
+    """Returns the module that tells the console each key of a filter: its meaning, and values to begin with."""
+    keys = {key: {"says": SAYS[key], "number": key in NUMBERS, "tries": TRIES.get(key, ())} for key in SAYS}
+    return f"export const KEYS = {json.dumps(keys)};\n".encode()
 
 
 def _file(name: str, data: bytes) -> File:

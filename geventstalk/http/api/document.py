@@ -10,14 +10,19 @@ from typing import Any
 import falcon
 import yaml
 
+from geventstalk.fields import COUNT, FIELDS
 from geventstalk.http.backend import Backend
 
 _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def load() -> dict[str, Any]:
+    """Returns the document of openapi.yaml, with the counts of a job."""
     text = files("geventstalk.http").joinpath("openapi.yaml").read_text(encoding="utf-8")
     document: dict[str, Any] = yaml.load(text, _FAST_LOADER)
+    counts = [field.api for field in FIELDS if field.kind == COUNT]
+    properties = {name: {"type": "integer"} for name in counts}
+    document["components"]["schemas"]["Job"]["properties"]["counts"] |= {"required": counts, "properties": properties}
     return document
 
 

@@ -1,28 +1,10 @@
 // The terms of a filter, for colours, suggestions and questions. Pure. The server parses the filter (filters.py) and finds
 // its faults. Positions count UTF-16 units, as an input field does.
 
+import { KEYS } from "./keys.js"; // made by the server, of its own filters
+
 export const STATES = ["ready", "delayed", "reserved", "buried"];
 const SPACE = " \t\r\n";
-
-/** Every key: whether it has numbers, its meaning, values to begin with. */
-export const KEYS = {
-  tube: { says: "name of the tube; * stands for anything, several with commas", tries: [] },
-  state: { says: "ready, reserved, delayed, buried; several with commas", tries: STATES },
-  age: { number: true, says: "since the job was put", tries: [">1h", ">1d", "<5min", ":1h..2h"] },
-  since: { number: true, says: "since the job came into its state", tries: [">1h", ">1d"] },
-  body: { says: 'a word, "some words", or /a regular expression/', tries: [] },
-  id: { number: true, says: "number of the job, or a range", tries: [":100..200"] },
-  pri: { number: true, says: "priority; 0 is the most urgent", tries: ["<1024"] },
-  size: { number: true, says: "bytes of the body", tries: [">1k", ">64k"] },
-  ttr: { number: true, says: "time to run", tries: [">60s"] },
-  delay: { number: true, says: "delay of the last put or release", tries: [">0s"] },
-  reserves: { number: true, says: "how often it was reserved", tries: [">3", ":0"] },
-  timeouts: { number: true, says: "how often its time ran out", tries: [">0"] },
-  releases: { number: true, says: "how often it was released", tries: [">0"] },
-  buries: { number: true, says: "how often it was buried", tries: [">0"] },
-  kicks: { number: true, says: "how often it was kicked", tries: [">0"] },
-  holder: { number: true, says: "number of the connection that holds it", tries: [] },
-};
 
 // A term ends at a space, except within quotes and regular expressions.
 const TERM = /(?=[^ \t\r\n])-?(?:(?:body:)?"(?:\\["\\]|[^"])*"?|body:\/(?:\\[^]|[^\\/])*\/?)?[^ \t\r\n]*/gi;

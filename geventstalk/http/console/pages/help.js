@@ -1,6 +1,6 @@
 // Keys, the words of the protocol, the grammar of filters, and lines to begin with.
 import { html } from "../dom.js";
-import { KEYS } from "../filter.js";
+import { KEYS } from "../keys.js";
 import { useLive } from "../live.js";
 import { useTitle, State, WORDS as TERMS } from "../parts.js";
 import { PutLine } from "./overview.js";
