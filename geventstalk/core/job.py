@@ -57,6 +57,10 @@ class Tally:
         self.kicks: i64 = kicks
         self.holder: i64 = 0
 
+    def numbers(self) -> tuple[int, int, int, int, int]:
+        """Returns the counts in the order of fields.COUNTS, which is that of the constructor."""
+        return self.reserves, self.timeouts, self.releases, self.buries, self.kicks
+
 
 @mypyc_attr(acyclic=True)
 class TaggedTally(Tally):
@@ -204,7 +208,7 @@ class Job:
         if isinstance(tally, TaggedTally):
             job.tally = tally
         elif tally is not None:
-            job.tally = Tally(tally.reserves, tally.timeouts, tally.releases, tally.buries, tally.kicks)
+            job.tally = Tally(*tally.numbers())
         job.holder = self.holder
         return job
 

@@ -349,8 +349,7 @@ class Operate(Engine):
 
 def _explained(before: Tally, tags: Tags) -> TaggedTally:
     """Returns the tally of a job with these tags, one of which tells why it is buried."""
-    counts = before.reserves, before.timeouts, before.releases, before.buries, before.kicks
-    tally = TaggedTally(tags, *counts)
+    tally = TaggedTally(tags, *before.numbers())
     tally.holder = before.holder
     tally.why = TOLD
     if isinstance(before, TaggedTally):
