@@ -21,9 +21,12 @@ def read_secret(path: str, noun: str, bytes_max: int, owner: int) -> bytes:
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for its writer
-        with open(fd, "rb") as file:
+        try:
             _require_private(path, noun, os.fstat(fd), owner)
-            content = file.read(bytes_max + 1)
+            with open(fd, "rb", closefd=False) as file:
+                content = file.read(bytes_max + 1)
+        finally:
+            os.close(fd)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     if len(content) > bytes_max:

@@ -77,7 +77,9 @@ def test_files_of_others_and_what_is_no_file_are_refused(tmp_path: Path) -> None
         os.chown(path, 12345, -1)
     assert "belongs to user" in refusal(path, owner=os.getuid() or 1)
     assert "No such file" in refusal(str(tmp_path / "none"))
-    assert "Is a directory" in refusal(str(tmp_path))
+    before = os.listdir("/proc/self/fd")
+    assert "is no file of tokens" in refusal(str(tmp_path))
+    assert os.listdir("/proc/self/fd") == before
     assert "is no file of tokens" in refusal("/dev/zero")
     os.mkfifo(tmp_path / "pipe", 0o600)
     assert "is no file of tokens" in refusal(str(tmp_path / "pipe"))
