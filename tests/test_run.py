@@ -219,6 +219,9 @@ class TestBehind:
             server.wait_ready(MAKE_LIMIT_S)
             version, lines = said(tree)  # returns, although its readers wait for the end of its output
             assert version.endswith(" (pure)") and "is made behind it" in lines[0] and len(lines) == 1, lines
+            words = [str(tree / "scripts" / "run"), "tubes", "-p", str(server.port)]
+            done = subprocess.run(words, env=environment({}), capture_output=True, text=True, timeout=60, check=True)
+            assert "default" in done.stdout and not done.stderr, "a command does without the quicker build"
             until(lambda: compilers_of(tree), "one compiles")
             assert server.stop() == 0
             until(lambda: len(compilers_of(tree)) == 1, "the second one gives up, the first one outlives the server")
