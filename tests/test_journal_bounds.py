@@ -138,9 +138,12 @@ class Life:
         return itertools.takewhile(lambda _: time.monotonic() < end, range(count))
 
     def turn(self) -> None:
-        """The end of a turn."""
+        """The end of a turn. Changes that had to wait go on below the bound, or when the worker can do nothing more."""
         self.store.commit(0)
+        waits = self.store.behind
         backpressure(self.store)
+        segments = self.journal._segments
+        assert not waits or not (segments.near_bound and segments.worker.busy), "changes go on near the bound"
         if wants_compaction(self.store):
             self.store.compact_slice(0)
 

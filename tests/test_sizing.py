@@ -18,6 +18,7 @@ from journal.sqlite.sizing import (
     INDEXES_MAX,
     KEY_BYTES,
     LOOK_BYTES,
+    MOVE_BYTES,
     NEW_SEGMENT_BYTES,
     OVERSIZE_BYTES,
     PIECE_BYTES,
@@ -405,8 +406,8 @@ def test_excess_at_its_edges() -> None:
 def test_near_the_bound_at_its_edges() -> None:
     live = 100 * MIB
     large, small = sizing_of(USUAL, 100 * GIB), sizing_of(2 * 64 * KIB, 100 * GIB)
-    for sizing, commit in ((large, LOOK_BYTES), (small, 64 * KIB)):
-        most = 3 * live + 6 * sizing.segment_limit + BOUND_BESIDE_BYTES - sizing.segment_limit // 2 - commit
+    for sizing, commit, moved in ((large, LOOK_BYTES, MOVE_BYTES), (small, 64 * KIB, 32 * KIB)):
+        most = 3 * live + 6 * sizing.segment_limit + BOUND_BESIDE_BYTES - moved - commit
         assert not sizing.near_bound(most, live, commit // 2)
         assert sizing.near_bound(most + 1, live, commit // 2)
         assert sizing.near_bound(most, live - 1, commit // 2)

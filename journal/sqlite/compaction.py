@@ -21,14 +21,12 @@ from journal.sqlite.files import lacks_descriptors
 from journal.sqlite.reader import SegmentReader
 from journal.sqlite.sealed import Sealed
 from journal.sqlite.segments import Segments
-from journal.sqlite.sizing import SPARE_SEGMENTS
+from journal.sqlite.sizing import MOVE_BYTES, SPARE_SEGMENTS
 
 _SCAN_ROWS: Final = 1024
 """Rows of the oldest segment that one scan looks at, or keys in them. Most rows may be changes and deletes."""
 _SLICE_KEYS: Final = 256
 """Keys that one slice looks at. Most of them may be dead."""
-_MOVE_BYTES: Final = 1 << 17
-"""The bytes that one slice moves, give or take a record. Writing them takes half a millisecond."""
 _HOLD_S: Final = 0.004
 """Changes wait this long after a commit when the directory has outgrown its bound."""
 _LONG_HOLD_S: Final = 0.1
@@ -147,7 +145,7 @@ class Compaction:
     def _move_keys(self, victim: Sealed, payload_of: PayloadOf, append: Callable[[int, int, bytes], None]) -> None:
         segments = self._segments
         self._begin(victim)
-        left = min(_MOVE_BYTES, segments.full_at // 2)
+        left = min(MOVE_BYTES, segments.full_at // 2)
         for _ in range(_SLICE_KEYS):
             if not self._keys or left <= 0:
                 break
@@ -241,9 +239,10 @@ class Compaction:
         sizing = segments.sizing
         excess = segments.excess if self._on else 0
         late = segments.next is None and segments.overgrown
-        if excess <= 0 and not late:
+        near_bound = self._on and segments.near_bound
+        if excess <= 0 and not late and not near_bound:
             self._behind = False
-        elif segments.space.tight or excess > sizing.margin or segments.near_bound:
+        elif segments.space.tight or excess > sizing.margin or near_bound:
             self._hold_s = _FULL_HOLD_S
         elif excess < sizing.segment_limit and not self._far_too_large():
             self._hold_s = _HOLD_S

@@ -309,7 +309,8 @@ class Segments:
         assert writer is not None
         spare = disk_bytes(self.next.path) if self.next else NEW_SEGMENT_BYTES + self._ahead()
         late = max(0, writer.filled - writer.large_bytes - self.sizing.segment_limit)
-        taken = self.disk_bytes + self._unmerged + late - self._oversize + spare + self.space.reserved
+        reserve = max(self.space.reserved, self.space.target)  # the worker may be about to let it grow
+        taken = self.disk_bytes + self._unmerged + late - self._oversize + spare + reserve
         return self.sizing.near_bound(taken, self.live.total_bytes + self.open_bytes, self._commit_bytes)
 
     @property

@@ -45,6 +45,8 @@ would hold fewer bytes of records than it takes beside them."""
 CAPACITY_SHARE: Final = 32
 """A WAL takes at most this share of the disk or budget. With 4 MB the reserve then takes five such shares, and the
 segments that come and go take four. Records and their garbage keep nearly two thirds."""
+MOVE_BYTES: Final = 1 << 17
+"""The bytes that one slice of compaction moves, give or take a record. Writing them takes half a millisecond."""
 GARBAGE_SHARE: Final = 2
 """Compaction begins when the segments take this many times their live bytes. So at least half of what compaction reads
 is garbage, and moving a byte frees another byte."""
@@ -53,9 +55,9 @@ HOLD_SHARE: Final = 2.5
 half way between GARBAGE_SHARE, where compaction begins, and the directory's bound of three times the live bytes."""
 BOUND_SHARE: Final = 3
 """The directory stays below this many times the live bytes, this many segments, and BOUND_BESIDE_BYTES."""
-BOUND_BESIDE_BYTES: Final = (1 << 19) + LOOK_BYTES
-"""Bytes of the directory beside those, however small the segments are: the indexes of WALs, what the reserve has
-for them, and what it has for puts that are granted."""
+BOUND_BESIDE_BYTES: Final = 1_000_000 - INDEXES_MAX * INDEX_BYTES
+"""Bytes of the directory beside those, however small the segments are, and beside the indexes of WALs: what the reserve
+has for these indexes and for puts that are granted."""
 AHEAD_MAX: Final = 1 << 23
 """The most of a WAL that is filled with zeros in advance: some tens of milliseconds of writing on a usual device."""
 
@@ -264,11 +266,11 @@ class Sizing:
     def near_bound(self, taken: int, live: int, commit: int) -> bool:
         """Returns whether the directory, at this size, has less left below its bound than a turn may take.
 
-        A turn has a slice of compaction, which writes half a WAL at the most, and a commit. A commit takes what puts
+        A turn has a slice of compaction, which writes MOVE_BYTES or half a WAL, and a commit. A commit takes what puts
         may take between two looks at the disk, or as much as the last ones. A sealed `commit` stands in two files.
         """
         bound = BOUND_SHARE * (live + 2 * self.segment_limit) + BOUND_BESIDE_BYTES
-        return taken + self.segment_limit // 2 + max(self._look_bytes, 2 * commit) > bound
+        return taken + min(MOVE_BYTES, self.segment_limit // 2) + max(self._look_bytes, 2 * commit) > bound
 
     def is_worth(self, standing: int, live: int, segments: int) -> bool:
         """Returns whether sealed segments hold more garbage than live records. `standing` is what all their files take.
