@@ -129,7 +129,7 @@ extern void Py_DecRef(PyObject *), PyErr_Clear(void), *PyCapsule_GetPointer(PyOb
 extern PyObject *Py_BuildValue(const char *, ...), *PyObject_GetAttrString(PyObject *, const char *);
 extern PyObject *PyImport_ImportModuleLevel(const char *, PyObject *, PyObject *, PyObject *, int);
 """
-"""What the source of each module's own library needs of Python.h, which takes a compiler longer than all the rest."""
+"""The declarations of Python.h that the libraries of single modules need. All of Python.h takes a compiler longer."""
 SELDOM = re.compile(
     r"__native_(geventstalk___((core___(ages|bodies|figures|mirror|operate|plain|undo)|wire___stats)|turn___(operations|leader)"
     r"|serving___(clustered|fronts))|journal___(postgres|sqlite___(files|hints|repair|sizing|space|wal|watermark))\w*)"

@@ -28,7 +28,7 @@ MAX_JOB_BYTES_CAP = 1_073_741_824  # as upstream
 SEGMENT_BYTES_MIN = 4096  # upstream rounds a smaller file up to this page on disk
 
 ENV_OF_JOB = ("GEVENTSTALK_ID", "GEVENTSTALK_TUBE", "GEVENTSTALK_TRIES")
-"""What `geventstalk work` tells the command of a job, which may run other commands of this program."""
+"""`geventstalk work` sets these variables for the command of a job. The command may run this program again."""
 # The build of the package and the commands for a running server read the others; none of them is a setting.
 _ENV_IGNORED = frozenset({"GEVENTSTALK_COMPILE", "GEVENTSTALK_TOKEN", *ENV_OF_JOB})
 # Kubernetes sets these in every pod beside a service called "geventstalk" or, say, "geventstalk-http". They are

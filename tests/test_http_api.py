@@ -214,18 +214,18 @@ def test_others_have_a_turn_between_a_few_tubes(inside: Inside, monkeypatch: pyt
     client = inside.session(puts(f"t{number}" for number in range(4000)))
     while client.unfinished:
         client.run(0)
-    clock, breaths = itertools.count(0, SLICE_NS // 4), itertools.count()
+    clock, yields = itertools.count(0, SLICE_NS // 4), itertools.count()
     yield_now = inside.backend.yield_now
 
     def counted() -> None:
-        next(breaths)
+        next(yields)
         yield_now()
 
     monkeypatch.setattr(slices, "perf_counter_ns", lambda: next(clock))
     monkeypatch.setattr(inside.backend, "yield_now", counted)
     answer = inside.json("GET", f"/api/v1/tubes?{query}")
     # A quarter of a slice passes with each look at the clock, and each tube has one look.
-    assert next(breaths) > 4001 // 5 + len(answer["tubes"]) // 5
+    assert next(yields) > 4001 // 5 + len(answer["tubes"]) // 5
 
 
 def test_ages_and_the_tube_whose_ready_job_is_the_oldest(inside: Inside) -> None:

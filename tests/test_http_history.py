@@ -437,7 +437,7 @@ def test_a_fault_of_the_reader_is_told_once_and_harms_no_other(
 
 
 def test_many_tubes_are_read_in_slices(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two breaths no more than a few tubes are looked at."""
+    """Between two yields no more than a few tubes are looked at."""
     watched.say(*[puts([f"t{number}" for number in range(at, at + 500)]) for at in range(0, 3000, 500)])
     steps = [0]
     monkeypatch.setattr(Pace, "step", lambda pace: steps.__setitem__(0, steps[0] + 1))

@@ -242,7 +242,7 @@ def test_few_jobs_among_many_are_found_without_a_look_at_the_others(stock: Stock
 
 
 def test_no_filter_holds_up_others(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever bodies and filters: between two breaths pass little more than a millisecond of this process's time."""
+    """Whatever bodies and filters: between two yields pass little more than a millisecond of this process's time."""
     for number in range(3000):
         stock.put(b"ab" * stock.draw.choice((1, 50, 500)) if number % 500 else b"ab" * 60_000, "mail")
     last = [time.thread_time_ns()]
@@ -263,7 +263,7 @@ def test_no_filter_holds_up_others(stock: Stock, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Search, "_match_in_thread", match)
     monkeypatch.setattr(stock.backend, "yield_now", yield_now)
-    breaths = 0
+    yields = 0
     for text in (
         "",
         "tube:m* size>0 age<1d reserves<1 pri<9",
@@ -277,12 +277,12 @@ def test_no_filter_holds_up_others(stock: Stock, monkeypatch: pytest.MonkeyPatch
             slices.clear()
             last[0] = time.thread_time_ns()
             found(stock.search(text))
-            breaths += len(slices)
+            yields += len(slices)
             slices.append(time.thread_time_ns() - last[0])
             runs.append(sorted([0, *slices]))
         assert min(run[len(run) * 9 // 10] for run in runs) < 2 * SLICE_NS, (text, runs)
         assert min(run[-1] for run in runs) < 10 * SLICE_NS, (text, runs)
-    assert breaths > 15
+    assert yields > 15
 
 
 def test_a_large_body_is_matched_in_a_thread_and_one_too_large_is_refused(

@@ -311,18 +311,18 @@ def test_what_is_dropped_behind_the_last_answer_has_an_end(wired: Wired, monkeyp
 @pytest.mark.parametrize("path", [b"/api/v1/jobs", b"/nowhere"])
 def test_a_body_in_many_chunks_is_read_in_slices(wired: Wired, path: bytes) -> None:
     """Also one that is not wanted, of a client without rights."""
-    breaths = 0
+    yields = 0
     yield_now = wired.site.yield_now
 
     def count() -> None:
-        nonlocal breaths
-        breaths += 1
+        nonlocal yields
+        yields += 1
         yield_now()
 
     wired.site.yield_now = count
     head = PATCH.replace(b"PATCH /api/v1/server", b"POST " + path) + b"Transfer-Encoding: chunked\r\n\r\n"
     first, second = statuses(wired.all_of(head + b"1\r\nx\r\n" * 10_000 + b"0\r\n\r\n" + GET, end=True))
-    assert (first, second) in ((400, 200), (404, 200)) and breaths >= 150
+    assert (first, second) in ((400, 200), (404, 200)) and yields >= 150
 
 
 def test_a_request_that_is_cut_off_is_not_done(wired: Wired) -> None:
@@ -537,7 +537,7 @@ def test_who_does_not_read_gives_way_to_others(wired: Wired) -> None:
     reader.close()
 
 
-def test_a_stop_ends_what_rests_at_once_and_what_works_soon(wired: Wired) -> None:
+def test_a_stop_closes_idle_connections_at_once_and_others_after_their_request(wired: Wired) -> None:
     idle, working = wired.connect(), wired.connect()
     slow = Slow()
     wired.application.add_route("/slow", slow)

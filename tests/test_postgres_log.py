@@ -828,7 +828,7 @@ def test_while_another_session_reads_segments_come_and_the_budget_holds(
     postgres_server: Postgres, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As pg_dump does, for hours."""
-    for name, value in {"_PATIENCE_S": 0.0, "_REST_S": 0.01, "_LOCK_MS": 10}.items():
+    for name, value in {"_PATIENCE_S": 0.0, "_PAUSE_S": 0.01, "_LOCK_MS": 10}.items():
         monkeypatch.setattr(segments, name, value)
     said: list[str] = []
     log = open_log(postgres_url, segment_bytes=1 << 16, budget=1 << 21, log=said.append)

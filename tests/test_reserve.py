@@ -217,7 +217,7 @@ def test_the_reserve_has_what_merging_a_large_commit_takes(tmp_path: Path) -> No
 
 
 # Bug: Compaction stopped in the middle of a segment: its cautious estimate stays the same until half of the segment is
-# moved, while the moves use the room. Then changes used all of the reserve.
+# moved, while the moves use up the free space. Then changes used all of the reserve.
 @pytest.mark.skipif(BUILD == "compiled", reason="a method of a compiled module cannot be replaced")
 def test_compaction_goes_on_with_less_room_than_the_cautious_estimate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

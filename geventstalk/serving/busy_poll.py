@@ -16,20 +16,20 @@ _LOSS: Final = 4
 """A look that finds nothing costs as much as four that find a request: looking has to pay four of five times."""
 _CREDIT_MAX: Final = 2 * _LOSS
 """After success, two looks in a row may find nothing before looking pauses."""
-_REST_TURNS: Final = 128
+_PAUSE_TURNS: Final = 128
 """Turns without looking, after looking did not pay. This keeps the invariant's hundredth."""
 
 
 class BusyPoll:
     """Call turn_ends() after each turn. While looking goes on, call over() whenever there is nothing to do."""
 
-    __slots__ = ("_credit", "_looking", "_rest_turns", "_until_ns")
+    __slots__ = ("_credit", "_looking", "_pause_turns", "_until_ns")
 
     def __init__(self) -> None:
         self._looking = False
         self._until_ns = 0
         self._credit = 0
-        self._rest_turns = 0
+        self._pause_turns = 0
 
     def turn_ends(self, now_ns: int) -> bool:
         """Returns whether looking has to begin. Looking that is under way goes on for LOOK_NS from now."""
@@ -37,8 +37,8 @@ class BusyPoll:
             self._credit = min(self._credit + _WIN, _CREDIT_MAX)
             self._until_ns = now_ns + LOOK_NS
             return False
-        if self._rest_turns:
-            self._rest_turns -= 1
+        if self._pause_turns:
+            self._pause_turns -= 1
             return False
         self._looking = True
         self._until_ns = now_ns + LOOK_NS
@@ -52,5 +52,5 @@ class BusyPoll:
         self._credit -= _LOSS
         if self._credit < 0:
             self._credit = 0
-            self._rest_turns = _REST_TURNS
+            self._pause_turns = _PAUSE_TURNS
         return True

@@ -192,7 +192,7 @@ def _told_bury_arguments(arguments: bytes) -> tuple[int, int, bytes]:
 
 
 def _is_text(text: bytes) -> bool:
-    """Returns whether this is UTF-8 without control characters, and such that begin a line or turn its direction."""
+    """Returns whether this is UTF-8 without control characters, and without others that break or turn a line."""
     try:
         return _CONTROL.search(text.decode("utf-8")) is None
     except UnicodeDecodeError:

@@ -22,7 +22,7 @@ from journal.postgres.schema import SEGMENT
 FENCED: Final = "GV001"
 """The SQLSTATE with which a DDL of an old epoch is refused."""
 SETTINGS: Final = "SET synchronous_commit = off"
-_REST_S: Final = 0.1
+_PAUSE_S: Final = 0.1
 """The work pauses this long after an error that may pass, and when the database cannot be reached."""
 _PATIENCE_S: Final = 10.0
 """A piece of work that fails for this long is reported to the operator."""
@@ -219,7 +219,7 @@ class Tables:
                     yield from self.link.connecting(self.words, SETTINGS)
                 yield from job()
             except (JournalUnreachable, JournalLocked):
-                yield from self._rest()
+                yield from self._pause()
                 continue
             except Refused as error:
                 if error.state == FENCED:
@@ -233,7 +233,7 @@ class Tables:
                 self.full = self.full or error.state == "53100"
                 self._fails(what, error)
                 self._jobs.rotate(-1)
-                yield from self._rest()
+                yield from self._pause()
                 continue
             self.full = self.full and bool(self._asked)
             self._succeeds(what)
@@ -261,8 +261,8 @@ class Tables:
         answer = yield from self.link.asking(f"SELECT to_regclass('{self.schema}.segment') IS NULL", ())
         return answer.rows == [(b"t",)]
 
-    def _rest(self) -> Job:
-        yield (-1, False, False, _REST_S)
+    def _pause(self) -> Job:
+        yield (-1, False, False, _PAUSE_S)
 
     def _make(self, number: int) -> Job:
         yield from self.link.asking(making(self.schema, self.epoch, number), ())

@@ -30,7 +30,7 @@ def segment_limit(segment_bytes: int, budget: int | None) -> int:
 
 
 def of_put(size: int) -> int:
-    """Returns the room that a put of this size needs: its record, a change, both again for moving, and its delete."""
+    """Returns the bytes that a put of this size needs: its record, a change, both again for moving, and its delete."""
     return 2 * (record_bytes(size) + _CHANGE_BYTES) + _KEY_BYTES
 
 

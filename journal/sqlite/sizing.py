@@ -165,7 +165,7 @@ class Sizing:
         return Load(keys, least, lacking, surplus, merging)
 
     def least(self, held: Held) -> int:
-        """Returns the room that moving the live bytes of a segment to small segments takes before the segment goes.
+        """Returns the disk space for moving the live bytes of a segment to small segments before the removal.
 
         These are the records and their new segments, the records once more that are being sealed, the next segment,
         and the index for reading. Records of different sizes fill their pages badly: moving may write twice their live
@@ -175,10 +175,10 @@ class Sizing:
         return self._moving(max(held.alive, min(2 * held.alive, held.standing)), held.row)
 
     def barely(self, held: Held) -> int:
-        """Returns the least room that a move can need, if the records fill their new pages as well as the old ones.
+        """Returns the least disk space for a move: the records fill their new pages as densely as the old pages.
 
-        On a full disk another process may have taken the blocks that a merge freed. Then less room is left than least()
-        says. Compaction still moves records, because each change uses more of the reserve, and only a move frees room.
+        On a full disk another process may have taken the blocks that a merge freed. Then less space is left than
+        least() says. Compaction still moves records: each change uses more of the reserve, and only a move frees space.
         """
         return self._moving(held.alive, held.row)
 
@@ -188,7 +188,7 @@ class Sizing:
         return self.moved_bytes(alive) + sealing + BARE_SEGMENT_BYTES + NEW_SEGMENT_BYTES + INDEX_BYTES
 
     def enough(self, load: Load) -> int:
-        """Returns the room above which commits go on, on a full disk, before compaction has to move anything.
+        """Returns how much free space lets commits go on, on a full disk, before compaction has to move records.
 
         One more commit and one small segment fit before moving everything needs least() of each segment. A full segment
         is assumed in any case.
@@ -205,7 +205,7 @@ class Sizing:
     # --- puts
 
     def of_put(self, size: int) -> int:
-        """The room that a put of so many bytes needs: its record, a change, both again for moving, and its delete.
+        """Returns the bytes that a put of this size needs: its record, a change, both again for moving, and its delete.
 
         The reserve has its change twice, for a commit that changes every key.
         """

@@ -67,8 +67,8 @@ class Space:
 
         The first time the reserve gives back the bytes that the disk lacks for `need`, and one piece at the least; then
         two pieces, four pieces, and so on. After the write the reserve takes back the bytes that are still free. From
-        then on the space is `tight`, until refill() finds room. A failed write has to remove its files and its bytes.
-        Raises JournalFull when the reserve is used up, when there is less room than `need`, or when the write makes
+        then on the space is `tight`, until refill() finds space. A failed write has to remove its files and its bytes.
+        Raises JournalFull when the reserve is used up, when less space than `need` is free, or when the write makes
         `files` and the disk takes none.
         """
         piece, given = PIECE_BYTES, 0
