@@ -36,13 +36,6 @@ class SegmentFacts(NamedTuple):
     damaged: bool
 
 
-class Mended(NamedTuple):
-    """The number of live keys after a repair, and the files that were set aside: old name and new name."""
-
-    keys: int
-    aside: list[tuple[str, str]]
-
-
 class Survey:
     """One reading of a whole log: what is wrong with the log, and which records are live. Close it in the end."""
 
@@ -164,10 +157,11 @@ class LogTools:
         """Returns a builder that writes behind the log. For a caller within writing(). Raises JournalFailed."""
         raise NotImplementedError
 
-    def mend(self, examine: Examine) -> Mended:
+    def mend(self, examine: Examine) -> list[tuple[str, str]]:
         """Repairs damage in place: writes intact records of damaged segments again, and only then sets these aside.
 
-        Sound segments stay as they are. For a caller within writing(). Raises a JournalError.
+        Returns the files that were set aside: old name and new name. Sound segments stay as they are. For a caller
+        within writing(). Raises a JournalError.
         """
         raise NotImplementedError
 

@@ -993,6 +993,35 @@ def test_import_into_a_journal_without_jobs(tmp_path: Path, tool: Callable[..., 
     assert ran.code == 10 and "has 1 jobs already" in ran.err
 
 
+MARK = '{"id":6,"tube":"t","ttr":60,"body":"","state":"deleted","tags":"idp:a:60","deadline_ns":1}\n'
+
+
+# Bug: Check, backup, copy, repair and import counted the marks of unique keys and of settings as jobs.
+def test_marks_are_no_jobs(tmp_path: Path, tool: Callable[..., Ran]) -> None:
+    """A mark goes wherever the jobs go, and is counted nowhere."""
+    places = [tmp_path / name for name in ("used", "backup", "copy", "repaired", "marks")]
+    used, backup, copy, repaired, marks = places
+    assert "imported 1 jobs" in tool("import", used, stdin=HEADER + JOB + MARK).out
+    assert "with 1 jobs" in tool("journal", "backup", used, backup).out
+    assert "copied 1 jobs" in tool("copy", used, copy).out
+    assert "nothing to repair: 1 jobs" in tool("journal", "repair", "--in-place", copy).out
+    store = open_store(used)  # further segments, one of which is damaged
+    for id in range(10, 60):
+        store.put(make_job(id, body=b"%d" % id * 2000), b"t")
+        store.commit(0)
+    store.close()
+    flip(segments(used)[1], b"35" * 1000)
+    assert tool("journal", "repair", used, repaired).out.startswith(f"wrote 50 jobs to {repaired}\n")
+    assert tool("journal", "repair", "--in-place", used).out.startswith(f"{used} has 50 jobs\n")
+    for place, jobs in ((used, 50), (backup, 1), (copy, 1), (repaired, 50)):
+        assert f", {jobs} jobs, 0 findings\n" in tool("journal", "check", place).out
+        assert f"\njobs: {jobs}\n" in tool("journal", "stats", place).out
+        assert exported(tool("export", place))[6]["state"] == "deleted"
+    assert tool("import", marks, stdin=HEADER + MARK).code == 0
+    ran = tool("import", marks, stdin=HEADER + JOB)
+    assert ran.code == 10 and "has settings or unique keys already" in ran.err
+
+
 def test_an_import_that_was_killed_does_not_pass_for_a_whole(tmp_path: Path, tool: Callable[..., Ran]) -> None:
     """Whatever is there of it: a server refuses it, and check says why."""
     folder = make_folder(tmp_path / "new")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, STATE_NAMES, Job
 from geventstalk.durable.records import apply_change, decode_whole
-from geventstalk.offline.lines import WALL, examine, facts_of
+from geventstalk.offline.lines import WALL, Examined, facts_of
 from journal import CHANGE, FULL, Record, tools_for
 from journal.tools import Survey
 
@@ -25,20 +25,21 @@ class Checked(NamedTuple):
 
 def check(directory: str) -> Checked:
     """Reads all of a journal."""
-    survey = survey_all(directory)
+    examined = Examined()
+    survey = survey_all(directory, examined)
     notes = survey.notes + tools_for(directory).strangers()
     records = sum(facts.records for facts in survey.segments)
-    return Checked(survey.findings, notes, len(survey.segments), records, survey.keys)
+    return Checked(survey.findings, notes, len(survey.segments), records, examined.jobs_in(survey))
 
 
-def open_survey(directory: str) -> Survey:
+def open_survey(directory: str, examined: Examined) -> Survey:
     """Returns a survey of the records that this process may read; its caller closes it. Raises JournalLocked."""
-    return tools_for(directory).survey(examine)
+    return tools_for(directory).survey(examined)
 
 
-def survey_all(directory: str) -> Survey:
+def survey_all(directory: str, examined: Examined) -> Survey:
     """Returns a survey that has read everything and has closed all files."""
-    survey = open_survey(directory)
+    survey = open_survey(directory, examined)
     try:
         for _ in survey.read():
             pass
@@ -61,7 +62,7 @@ def dump(directory: str, bodies: bool, complain: Callable[[str], None]) -> Itera
 
 def stats(directory: str) -> tuple[dict[str, object], list[str]]:
     """Returns the segments and jobs of a journal, and its damage."""
-    survey = open_survey(directory)
+    survey = open_survey(directory, Examined())
     try:
         tubes = _count(survey.read())
     finally:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from geventstalk.dsn import is_shared, without_password
 from geventstalk.offline.inspect import survey_all
-from geventstalk.offline.lines import examine
+from geventstalk.offline.lines import Examined
 from journal import JournalLocked, tools_for
 from journal.tools import LogTools, rewrite
 
@@ -31,8 +31,9 @@ def backup(directory: str, target: str) -> Copied:
             f"{without_password(target)}: a backup goes to a directory; copy brings a journal to a database"
         )
     segments = tools_for(directory).backup(target)
-    survey = survey_all(target)
-    return Copied(segments, survey.keys, survey.findings)
+    examined = Examined()
+    survey = survey_all(target, examined)
+    return Copied(segments, examined.jobs_in(survey), survey.findings)
 
 
 class Repaired(NamedTuple):
@@ -50,31 +51,34 @@ def repair(directory: str, target: str | None, report: Callable[[list[str]], obj
     A journal without findings is left as it is. `report` gets the findings before anything is written.
     """
     log = tools_for(directory)
-    survey = log.survey(examine)
+    examined = Examined()
+    survey = log.survey(examined)
     try:
         with log.writing() if target is None else contextlib.nullcontext():
             for _ in survey.read():
                 pass
             report(survey.findings)
-            jobs = survey.keys
+            jobs = examined.jobs_in(survey)
             aside: list[tuple[str, str]] = []
             if survey.findings:
-                jobs, aside = _repair_to(log, target)
+                if target is None:
+                    aside = log.mend(examined)
+                else:
+                    jobs = _rewritten(log, target)
     finally:
         survey.close()
     return Repaired(jobs, survey.findings, aside, survey.lost)
 
 
-def _repair_to(log: LogTools, target: str | None) -> tuple[int, list[tuple[str, str]]]:
-    """Returns the number of jobs, and the files set aside with their new names."""
-    if target is None:
-        return log.mend(examine)
-    survey = log.survey(examine)
+def _rewritten(log: LogTools, target: str) -> int:
+    """Writes the intact records to the target. Returns the number of jobs."""
+    examined = Examined()
+    survey = log.survey(examined)
     try:
         copy = tools_for(target)
         copy.require_empty()
         with copy.writing():
             rewrite(survey, copy.builder())
-        return survey.keys, []
+        return examined.jobs_in(survey)
     finally:
         survey.close()

@@ -30,6 +30,7 @@ from geventstalk.limits import is_tube_name
 from geventstalk.offline.binlog import WALL_NS_MAX
 from geventstalk.tags import REASONS, parse
 from journal import CHANGE, FULL, Record
+from journal.tools import Survey
 
 WALL: Final = ClockOffset(0, 0)
 """No offset: an export keeps the journal's wall clock."""
@@ -160,12 +161,26 @@ def export_of(record: Record, change: bytes | None) -> dict[str, object]:
     return {**fields_of(job, name, _as_it_is), "body": _text_of(job)}
 
 
-def examine(record: Record) -> None:
-    """Raises ValueError when a record is not a job's."""
-    if record.kind == FULL:
-        decode_whole(record.key, record.payload, WALL)
-    elif record.kind == CHANGE:
-        apply_change(Job(0, 0, 0, 0, 0), record.payload, WALL)
+class Examined:
+    """Examines the records of a survey, and counts its jobs. Marks of unique keys and of settings are no jobs."""
+
+    def __init__(self) -> None:
+        self._marks: set[int] = set()
+
+    def __call__(self, record: Record) -> None:
+        """Raises ValueError when a record is not a job's."""
+        if record.kind == FULL:
+            job, _ = decode_whole(record.key, record.payload, WALL)
+            if job.state == DELETED:
+                self._marks.add(record.key)
+        elif record.kind == CHANGE:
+            apply_change(Job(0, 0, 0, 0, 0), record.payload, WALL)
+        else:
+            self._marks.discard(record.key)
+
+    def jobs_in(self, survey: Survey) -> int:
+        """Returns the number of live jobs of a survey that has read everything."""
+        return survey.keys - len(self._marks.difference(survey.lost))
 
 
 def facts_of(record: Record, bodies: bool) -> dict[str, object]:

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Final
 from zlib import crc32
 
-from geventstalk.offline.lines import examine
+from geventstalk.offline.lines import Examined
 from geventstalk.offline.transfer import Imported
 from journal import JournalDamaged, Record, tools_for
 from journal.errors import JournalUnreachable
@@ -26,17 +26,17 @@ _SUM_MASK: Final = (1 << 64) - 1
 
 
 class _Seen:
-    """A sum of jobs that does not depend on their order, to compare two readings."""
+    """A sum of jobs and marks that does not depend on their order, to compare two readings."""
 
     def __init__(self) -> None:
-        self.jobs = 0
+        self.records = 0
         self.sum = 0
 
     def add(self, record: Record, change: bytes | None) -> None:
         crc = crc32(record.payload, crc32(b"%d" % record.key))
         if change is not None:
             crc = crc << 32 | crc32(change, crc)
-        self.jobs += 1
+        self.records += 1
         self.sum = (self.sum + crc) & _SUM_MASK
 
 
@@ -48,22 +48,23 @@ def copy(source: str, target: str, judge: Callable[[list[str]], None], step: Ste
     origin, goal = tools_for(source), tools_for(target)
     goal.require_empty()
     with origin.without_writers():
-        survey = origin.survey(_counting("reading", step))
+        examined = Examined()
+        survey = origin.survey(_counting("reading", examined, step))
         try:
             with goal.writing():
                 goal.require_empty()
                 builder = goal.builder()
                 written = _write(survey, builder, judge, step)
                 try:
-                    found = _read_again(goal.survey(_counting("comparing", step)), builder.high_water)
+                    found = _read_again(goal.survey(_counting("comparing", Examined(), step)), builder.high_water)
                 except JournalUnreachable as error:
                     # Another attempt would be refused: the place is not empty any more, and its jobs are complete.
                     raise JournalUnreachable(f"{error}; all jobs were written, but not compared") from error
-                if (found.jobs, found.sum) != (written.jobs, written.sum):
+                if (found.records, found.sum) != (written.records, written.sum):
                     raise JournalDamaged(f"what was written to {goal.place} is not what was read: do not use it")
         finally:
             survey.close()
-    return Imported(written.jobs, builder.high_water + 1)
+    return Imported(examined.jobs_in(survey), builder.high_water + 1)
 
 
 def _write(survey: Survey, builder: Builder, judge: Callable[[list[str]], None], step: Step) -> _Seen:
@@ -75,8 +76,8 @@ def _write(survey: Survey, builder: Builder, judge: Callable[[list[str]], None],
         for record, change in chain([] if first is None else [first], jobs):
             builder.append(record.key, record.payload, change)
             seen.add(record, change)
-            if not seen.jobs % _EVERY:
-                step("writing", seen.jobs, survey.keys)
+            if not seen.records % _EVERY:
+                step("writing", seen.records, survey.keys)
         builder.high_water = max(builder.high_water, survey.used_keys)
         builder.finish()
     except BaseException:
@@ -98,15 +99,15 @@ def _read_again(survey: Survey, high_water: int) -> _Seen:
     return seen
 
 
-def _counting(what: str, step: Step) -> Examine:
+def _counting(what: str, examined: Examined, step: Step) -> Examine:
     """Examines records, and reports the progress."""
     count = 0
 
-    def examined(record: Record) -> None:
+    def examine(record: Record) -> None:
         nonlocal count
-        examine(record)
+        examined(record)
         count += 1
         if not count % _EVERY:
             step(what, count, 0)
 
-    return examined
+    return examine

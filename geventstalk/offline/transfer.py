@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Final, NamedTuple
 
-from geventstalk.core.job import Job
+from geventstalk.core.job import DELETED, Job
 from geventstalk.durable.export import header_of_export
 from geventstalk.durable.records import encode_whole
 from geventstalk.offline.binlog import ID_MAX, Binlog
@@ -23,6 +23,7 @@ from geventstalk.offline.lines import (
     HEADER_BYTES_MAX,
     LINE_BYTES_MAX,
     WALL,
+    Examined,
     Unreadable,
     export_of,
     header_of,
@@ -52,7 +53,7 @@ class Imported(NamedTuple):
 
 def export(directory: str, judge: Callable[[list[str]], None]) -> Iterator[dict[str, object]]:
     """Yields the header, then each job, as objects. `judge` gets the findings before that, and may raise."""
-    survey = open_survey(directory)
+    survey = open_survey(directory, Examined())
     try:
         found = survey.live_records()
         first = next(found, None)
@@ -154,11 +155,13 @@ def _fill(directory: str, jobs: Iterable[tuple[Job, bytes]], high_water: int, ex
             high_water = max(high_water, _require_no_jobs(directory))
         builder = log.builder(high_water)
         ids: set[int] = set()
+        marks = 0
         try:
             for job, name in jobs:
                 if job.id in ids:
                     raise Unreadable(f"job {job.id} comes twice")
                 ids.add(job.id)
+                marks += job.state == DELETED
                 builder.append(job.id, encode_whole(job, name, WALL))
             if expected is not None and len(ids) != expected:
                 raise Unreadable(f"the first line announces {expected} jobs, and {len(ids)} follow")
@@ -166,14 +169,17 @@ def _fill(directory: str, jobs: Iterable[tuple[Job, bytes]], high_water: int, ex
         except BaseException:
             builder.discard()
             raise
-    return len(ids), builder.high_water + 1
+    return len(ids) - marks, builder.high_water + 1
 
 
 def _require_no_jobs(directory: str) -> int:
     """Raises JournalLocked when a journal has jobs. Returns the highest id it ever had."""
-    survey = survey_all(directory)
+    examined = Examined()
+    survey = survey_all(directory, examined)
     if survey.findings:
         raise JournalDamaged(f"the journal in {directory} is damaged: {survey.findings[0]}")
     if survey.keys:
-        raise JournalLocked(f"the journal in {directory} has {survey.keys} jobs already")
+        jobs = examined.jobs_in(survey)
+        what = f"{jobs} jobs" if jobs else "settings or unique keys"
+        raise JournalLocked(f"the journal in {directory} has {what} already")
     return survey.high_water

@@ -19,7 +19,7 @@ from journal.postgres.place import Place
 from journal.postgres.survey import PostgresSurvey, every_record, is_blank, saying
 from journal.sqlite.directory import list_segments
 from journal.sqlite.tools import DirectoryTools
-from journal.tools import Examine, LogTools, Mended, ServerUser, rewrite
+from journal.tools import Examine, LogTools, ServerUser, rewrite
 
 _RIGHTS = (
     "SELECT has_schema_privilege('{schema}', 'CREATE') AND has_table_privilege('{schema}.leader', 'SELECT, UPDATE')"
@@ -143,13 +143,12 @@ class PostgresTools(LogTools):
         assert self._exclusive is not None, "only within writing()"
         return PostgresBuilder(self._place, self._exclusive, high_water)
 
-    def mend(self, examine: Examine) -> Mended:
+    def mend(self, examine: Examine) -> list[tuple[str, str]]:
         survey = self.survey(examine)
         try:
-            aside = mend(survey, self.builder())
+            return mend(survey, self.builder())
         finally:
             survey.close()
-        return Mended(survey.keys, aside)
 
     def backup(self, target: str) -> int:
         copy = DirectoryTools(target)

@@ -11,7 +11,7 @@ from journal.sqlite import directory
 from journal.sqlite.backup import backup
 from journal.sqlite.builder import SegmentBuilder, mend
 from journal.sqlite.survey import SegmentSurvey, every_record
-from journal.tools import Examine, LogTools, Mended, ServerUser
+from journal.tools import Examine, LogTools, ServerUser
 
 
 class DirectoryTools(LogTools):
@@ -58,13 +58,12 @@ class DirectoryTools(LogTools):
     def builder(self, high_water: int = 0) -> SegmentBuilder:
         return SegmentBuilder(self.place, first=directory.next_number(self.place), high_water=high_water)
 
-    def mend(self, examine: Examine) -> Mended:
+    def mend(self, examine: Examine) -> list[tuple[str, str]]:
         survey = self.survey(examine)
         try:
             oldest = min((number for number, _ in directory.list_segments(self.place)), default=0)
             first = directory.next_number(self.place)
-            aside = mend(survey, SegmentBuilder(self.place, first=first, oldest=oldest))
-            return Mended(survey.keys, aside)
+            return mend(survey, SegmentBuilder(self.place, first=first, oldest=oldest))
         finally:
             survey.close()
 
