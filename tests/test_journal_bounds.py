@@ -142,8 +142,9 @@ class Life:
         self.store.commit(0)
         waits = self.store.behind
         backpressure(self.store)
-        segments = self.journal._segments
-        assert not waits or not (segments.near_bound and segments.worker.busy), "changes go on near the bound"
+        segments, compaction = self.journal._segments, self.journal._compaction
+        gave_up = compaction._held_s >= compaction._hold_s  # after 5 s, on a device that hardly answers
+        assert not (waits and segments.near_bound and segments.worker.busy) or gave_up, "changes go on near the bound"
         if wants_compaction(self.store):
             self.store.compact_slice(0)
 

@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,10 +99,15 @@ def _lines(pieces: list[Call]) -> list[tuple[bytes, bytes, Call]]:
 
 
 class Lag:
-    """A thread that knows how late a busy machine wakes a thread that sleeps for some milliseconds."""
+    """A thread that knows how late a busy machine wakes a thread that sleeps for some milliseconds.
 
-    def __init__(self) -> None:
+    It also knows how long threads of a process were ready to run without a processor: other processes had them all.
+    """
+
+    def __init__(self, pid: int) -> None:
         self.worst_ns = 0
+        self._tasks = Path(f"/proc/{pid}/task")
+        self._waited: list[tuple[int, int]] = []  # moments, and how long threads had waited by then
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -114,7 +120,20 @@ class Lag:
         while not self._over.is_set():
             begun_ns = time.monotonic_ns()
             time.sleep(_TICK_NS / 1e9)
-            self.worst_ns = max(self.worst_ns, time.monotonic_ns() - begun_ns - _TICK_NS)
+            now_ns = time.monotonic_ns()
+            self.worst_ns = max(self.worst_ns, now_ns - begun_ns - _TICK_NS)
+            with suppress(OSError):  # a thread has just ended
+                # The second number of `schedstat` in proc(5).
+                waited_ns = sum(int(each.read_text().split()[1]) for each in self._tasks.glob("*/schedstat"))
+                self._waited.append((now_ns, waited_ns))
+
+    def since(self, now_ns: int, run_ns: int) -> int:
+        """Returns the last moment since which the process could run for this long before `now_ns`; 0 for none."""
+        before = [each for each in reversed(self._waited) if each[0] <= now_ns]
+        for at_ns, waited_ns in before:
+            if now_ns - at_ns - (before[0][1] - waited_ns) >= run_ns:
+                return at_ns
+        return 0
 
 
 class ServerTorment:
@@ -137,6 +156,7 @@ class ServerTorment:
         self._sync_us = _SLOW_SYNC_US if fsync_ms else _SYNC_US
         self._disk = disk
         self._grace_ns = 0
+        self._lag: Lag | None = None
         self.cuts = 0
         self.started = 0
         self.refused = 0  # puts, for want of room
@@ -174,7 +194,8 @@ class ServerTorment:
         """Returns what was answered before this time is safe at that moment."""
         if not self._fsync_ms:
             return 1 << 63
-        return max(call.begun_ns for call in calls if call.begun <= moment) - self._grace_ns
+        assert self._lag is not None
+        return self._lag.since(max(call.begun_ns for call in calls if call.begun <= moment), self._grace_ns)
 
     def _live(self, directory: Path, trace: Path, rounds: int) -> list[Call]:
         draw = self._draw
@@ -186,7 +207,7 @@ class ServerTorment:
         clients: list[socket.socket] = []
         live: list[list[bytes]] = [[] for _ in range(CLIENTS)]
         number = 0
-        lag = Lag()
+        lag = self._lag = Lag(server.pid)
         try:
             server.wait_ready()
             clients += [server.connect() for _ in range(CLIENTS)]
