@@ -15,7 +15,7 @@ from geventstalk.offline import transfer
 def export(directory: str, accept_damage: bool) -> int:
     """Print every job of a journal as a line of JSON.
 
-    The first line says how many jobs follow. DIR may be in use by a server. It may also be
+    The first line says how many lines follow. DIR may be in use by a server. It may also be
     postgresql://HOST/DATABASE.
     """
     with output() as write:
