@@ -32,6 +32,6 @@ EXIT_JOURNAL = 74
 EXIT_NONSENSE = 76
 """EX_PROTOCOL of sysexits.h: the peer of a command is no beanstalkd, or not the API."""
 EXIT_NOT_ALLOWED = 77
-"""EX_NOPERM of sysexits.h: the API wants a token, or another one."""
+"""EX_NOPERM of sysexits.h: the server or its API wants a token, or another one."""
 EXIT_LISTEN = 111
 """The server cannot listen. This is upstream's."""

@@ -21,6 +21,14 @@ _read: Final = os.read  # found at once, and not by its name in two dicts
 _write: Final = os.write
 
 
+def reason_of(error: BaseException) -> str:
+    """Returns why a system call or TLS failed, in the words of the system or of OpenSSL where they have some."""
+    if hasattr(error, "library"):  # an error of ssl, whose import takes 10 ms
+        text = getattr(error, "verify_message", None) or getattr(error, "reason", None)
+        return str(text or "no PEM of this kind, or an encrypted key").replace("_", " ").lower()
+    return str(getattr(error, "strerror", None) or error)
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Output:
     """Bytes on their way to a receiver that takes some at a time."""

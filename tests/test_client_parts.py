@@ -18,7 +18,7 @@ from geventstalk.cli.client import server_of
 from geventstalk.cli.client_progress import progress
 from geventstalk.cli.client_show import Column
 from geventstalk.cli.ending import Stopped, signals, whole
-from geventstalk.config import load
+from geventstalk.config import ConfigError, load
 from geventstalk.exits import EXIT_USAGE
 from geventstalk.filters import STATES
 from geventstalk.remote import address, api, sampling, select, shapes
@@ -54,15 +54,30 @@ _TLS = {"certificate": "c", "key": "k"}
         ([{"address": "[::]:11301"}], "[::1]:11301"),
         ([{"address": "1:2", "tls": _TLS}, {"address": "unix:/s", "identity": ["token", "unix_user"]}], "unix:/s"),
         ([{"address": "unix:/t", "identity": "token"}, {"address": "h:3", "identity": "address"}], "h:3"),
-        ([{"address": "h:1", "proxy": "10.0.0.0/8"}, {"address": "h:2", "tls": _TLS}], "127.0.0.1:11300"),
+        ([{"address": "unix:/t", "identity": "token"}], "unix:/t"),
+        ([{"address": "h:1", "proxy": "10.0.0.0/8"}, {"address": "h:2", "tls": _TLS}], "give --tls, or an address"),
     ],
 )
 def test_the_server_of_settings_with_listeners(tmp_path: Path, listeners: list[dict[str, object]], found: str) -> None:
     """The first one that needs no TLS, proxy or token; an address of -l comes before all of them."""
     path = tmp_path / "settings"
     path.write_text(json.dumps({"listeners": listeners}))
-    assert str(server_of(load({}, {}, str(path))[0])) == found
+    try:
+        assert str(server_of(load({}, {}, str(path))[0])) == found
+    except ConfigError as error:
+        assert found in str(error)
     assert str(server_of(load({"listen": ("h",)}, {}, str(path))[0])) == "h:11300"
+
+
+def test_the_server_of_settings_with_tls(tmp_path: Path) -> None:
+    path = tmp_path / "settings"
+    user, node = {"address": "h:2", "tls": _TLS}, {"address": "h:1", "tls": _TLS | {"client_ca": "a"}, "nodes": ["n"]}
+    for listeners, found in (([{"address": "h:3"}, node, user], "h:2"), ([node], "h:1")):
+        path.write_text(json.dumps({"listeners": listeners}))
+        assert str(server_of(load({}, {}, str(path))[0], tls=True)) == found
+    path.write_text(json.dumps({"listeners": [{"address": "h:3"}]}))
+    with pytest.raises(ConfigError, match="give an address"):
+        server_of(load({}, {}, str(path))[0], tls=True)
 
 
 HERE, THERE, SOCKET = Address("127.0.0.1", "11300"), Address("10.0.0.5", "11300"), Address("/run/s", None)

@@ -1,8 +1,8 @@
 """Shared by all commands for a running server: connections, exit codes, output.
 
 Exit codes: 0 done; 1 refused, or nothing there; 5 usage; 69 the server cannot be reached, closed the connection or does
-not answer in time; 76 the peer does not speak the protocol; 77 the API wants another token; 128 and the number of a
-signal.
+not answer in time; 76 the peer does not speak the protocol; 77 the server or its API wants another token, or the user
+has no right to do that; 128 and the number of a signal.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -25,8 +25,12 @@ from geventstalk.exits import EXIT_DAMAGE, EXIT_NONSENSE, EXIT_NOT_ALLOWED, EXIT
 from geventstalk.logs import PROGRAM, one_line
 from geventstalk.remote import address
 from geventstalk.remote.api import Api, BadAddress, field
-from geventstalk.remote.errors import ClientError, Nonsense, NotAllowed, NotDone, Unreachable
+from geventstalk.remote.errors import ClientError, Nonsense, NotAllowed, NotDone, Unreachable, WantsToken
 from geventstalk.remote.protocol import Beanstalk
+from geventstalk.stream import reason_of
+
+if TYPE_CHECKING:
+    import ssl
 
 EXIT_NOTHING: Final = EXIT_DAMAGE
 """Nothing matched, or something could not be done."""
@@ -37,6 +41,7 @@ _EXITS: Final[dict[type[ClientError], int]] = {
     Unreachable: EXIT_UNREACHABLE,
     Nonsense: EXIT_NONSENSE,
     NotAllowed: EXIT_NOT_ALLOWED,
+    WantsToken: EXIT_NOT_ALLOWED,
 }
 
 
@@ -51,7 +56,9 @@ class Context:
         if port is not None:
             flags["port"] = port
         settings, _ = load(flags, os.environ, config)
-        self.address: Final = server_of(settings)
+        self._tls_files: Final = [options[name] for name in ("tls_ca", "tls_cert", "tls_key")]
+        self.wants_tls: Final = bool(options["tls"] or any(self._tls_files))
+        self.address: Final = server_of(settings, tls=self.wants_tls)
         self.is_named: Final = bool(flags) or self.address != server_of(Settings())
         self.json: Final[bool] = options["json"]
         self.timeout_s: Final[float] = options["timeout"]
@@ -67,8 +74,29 @@ class Context:
 
     def another(self) -> Beanstalk:
         """Opens one more connection to the port."""
-        self._servers.append(Beanstalk(self.address, self.timeout_s))
+        self._servers.append(Beanstalk(self.address, self.timeout_s, self.tls, self.token))
         return self._servers[-1]
+
+    @functools.cached_property
+    def tls(self) -> ssl.SSLContext | None:
+        """Returns what --tls and the options beside it trust and show; None without them. Raises UsageError."""
+        if not self.wants_tls:
+            return None
+        import ssl  # here: it takes 10 ms, and most commands do without TLS
+
+        authorities, certificate, key = self._tls_files
+        try:
+            context = ssl.create_default_context(cafile=authorities)
+        except OSError as error:
+            raise click.UsageError(f"cannot use {authorities} as authority: {reason_of(error)}") from None
+        if certificate is not None:
+            try:
+                context.load_cert_chain(certificate, key, password=lambda: "")  # OpenSSL would ask at the terminal
+            except (OSError, ValueError) as error:
+                raise click.UsageError(f"cannot use certificate {certificate}: {reason_of(error)}") from None
+        elif key is not None:
+            raise click.UsageError("--tls-key is the key of --tls-cert, which is missing")
+        return context
 
     def find_api(self) -> Api | None:
         """Returns the API that --api names, or the one of the server's facts; None without one."""
@@ -78,8 +106,20 @@ class Context:
                 found = address.of_api(self.server.facts.get("http", ""), self.address)
                 where = None if found is None else str(found)
             if where is not None:
-                self._api = Api(where, self._token(), self.timeout_s, f"{PROGRAM}-cli/{__version__}")
+                self._api = Api(where, self.token(), self.timeout_s, f"{PROGRAM}-cli/{__version__}", self.tls)
         return self._api
+
+    @property
+    def token_of_worker(self) -> str:
+        """Returns the token that a worker shows at each connection, without a question whether the server wants one.
+
+        That is the token of --token-file, or with TLS and without a certificate the one of the environment. Raises
+        UsageError where others could read the token.
+        """
+        if self._token_file is not None and not self.wants_tls and not self.address.is_unix:
+            raise click.UsageError("a worker shows its --token-file over TLS or a unix socket only: --tls")
+        wanted = self._token_file is not None or (self.wants_tls and self._tls_files[1] is None)
+        return (self.token() or "") if wanted else ""
 
     def allowed_api(self, role: str, *, quiet: bool = False) -> Api | None:
         """Returns the API, or None where there is none that can be reached and no user named one; a note says so.
@@ -114,7 +154,8 @@ class Context:
             raise NotDone(f"{what} needs the server's API, which listens at {said} on its own host; name it with --api")
         raise NotDone(f"{what} needs the server's API: start geventstalk with --http, or name its address with --api")
 
-    def _token(self) -> str | None:
+    def token(self) -> str | None:
+        """Returns the token of --token-file or of the environment. Raises UsageError."""
         if self._token_file is None:
             return os.environ.get(ENV_TOKEN) or None
         try:
@@ -146,15 +187,23 @@ class Context:
             click.echo(one_line(text))
 
 
-def server_of(settings: Settings) -> address.Address:
-    """Returns where a command on the server's host reaches the server: of several addresses the first plain one."""
-    if not settings.listen:
-        for each in settings.extra_listeners:
-            if each.tls is None and not each.proxy and each.identity != (TOKEN,):
-                host, _, port = each.address.rpartition(":")
-                is_unix = each.address.startswith(address.UNIX)
-                return address.of_server((each.address,) if is_unix else (host.strip("[]"),), port)
-    return address.of_server(settings.listen, settings.port)
+def server_of(settings: Settings, *, tls: bool = False) -> address.Address:
+    """Returns where a command on the server's host reaches the server: of several addresses the first that fits.
+
+    Raises ConfigError when none fits.
+    """
+    if settings.listen or not settings.extra_listeners:
+        return address.of_server(settings.listen, settings.port)
+    fits = [each for each in settings.extra_listeners if (each.tls is not None) == tls and not each.proxy]
+    if not fits:
+        also = "" if tls else "--tls, or "
+        raise ConfigError(
+            f"the server of these settings listens with TLS or behind proxies only: give {also}an address"
+        )
+    found = min(fits, key=lambda each: each.identity == (TOKEN,) or bool(each.nodes))
+    host, _, port = found.address.rpartition(":")
+    is_unix = found.address.startswith(address.UNIX)
+    return address.of_server((found.address,) if is_unix else (host.strip("[]"),), port)
 
 
 def note(text: str) -> None:
@@ -166,12 +215,9 @@ def client_command(name: str) -> Callable[[Callable[..., int]], click.Command]:
 
     def decorate(function: Callable[..., int]) -> click.Command:
         @functools.wraps(function)
-        def run(
-            listen: str | None, port: str | None, config: str | None, api: str | None, token_file: str | None,
-            timeout: float, json: bool, **words: Any,
-        ) -> int:  # fmt: skip
+        def run(**words: Any) -> int:
             try:
-                context = Context(listen, port, config, api=api, token_file=token_file, timeout=timeout, json=json)
+                context = Context(**{name: words.pop(name) for name in SHARED})
             except ConfigError as error:
                 raise Failed(str(error), EXIT_USAGE) from None
             try:
@@ -188,7 +234,7 @@ def client_command(name: str) -> Callable[[Callable[..., int]], click.Command]:
                 context.close()
 
         command = click.command(name=name)(run)
-        command.params += _shared_options()
+        command.params += _OPTIONS
         return command
 
     return decorate
@@ -198,31 +244,39 @@ def exit_code(error: ClientError) -> int:
     return _EXITS.get(type(error), EXIT_NOTHING)
 
 
-def _shared_options() -> list[click.Option]:
-    return [
-        click.Option(
-            ["-l", "--listen"], metavar="ADDR", help="Address of the server, or unix:PATH. Default: 127.0.0.1."
-        ),
-        click.Option(["-p", "--port"], metavar="PORT", help="Port of the server. Default: 11300."),
-        click.Option(
-            ["--config"], metavar="FILE", type=click.Path(), help="Take the server's address from its settings."
-        ),
-        click.Option(["--api"], metavar="URL", help="Address of the API: URL, HOST:PORT, unix:PATH, or none."),
-        click.Option(
-            ["--token-file"],
-            metavar="FILE",
-            type=click.Path(),
-            help=f"File with the API's token. Otherwise ${ENV_TOKEN}.",
-        ),
-        click.Option(
-            ["--timeout"],
-            metavar="SECONDS",
-            type=Number(0.01, 86400),
-            default=TIMEOUT_S,
-            help=f"Give up when an answer takes longer. Default: {TIMEOUT_S:g}.",
-        ),
-        click.Option(["--json"], is_flag=True, help="Print lines of JSON."),
-    ]
+_OPTIONS: Final = [
+    click.Option(["-l", "--listen"], metavar="ADDR", help="Address of the server, or unix:PATH. Default: 127.0.0.1."),
+    click.Option(["-p", "--port"], metavar="PORT", help="Port of the server. Default: 11300."),
+    click.Option(["--config"], metavar="FILE", type=click.Path(), help="Take the server's address from its settings."),
+    click.Option(["--api"], metavar="URL", help="Address of the API: URL, HOST:PORT, unix:PATH, or none."),
+    click.Option(
+        ["--token-file"],
+        metavar="FILE",
+        type=click.Path(),
+        help=f"File with the token of a user or of the API. Otherwise ${ENV_TOKEN}.",
+    ),
+    click.Option(["--tls"], is_flag=True, help="Speak TLS to the server."),
+    click.Option(
+        ["--tls-ca"],
+        metavar="FILE",
+        type=click.Path(),
+        help="The same, and trust the authorities in this PEM file in place of those of the system.",
+    ),
+    click.Option(
+        ["--tls-cert"], metavar="FILE", type=click.Path(), help="The same, and show this certificate, in PEM."
+    ),
+    click.Option(["--tls-key"], metavar="FILE", type=click.Path(), help="The certificate's key, if not beside it."),
+    click.Option(
+        ["--timeout"],
+        metavar="SECONDS",
+        type=Number(0.01, 86400),
+        default=TIMEOUT_S,
+        help=f"Give up when an answer takes longer. Default: {TIMEOUT_S:g}.",
+    ),
+    click.Option(["--json"], is_flag=True, help="Print lines of JSON."),
+]
+SHARED: Final = [str(option.name) for option in _OPTIONS]
+"""The names of the options of each command, which Context takes."""
 
 
 def interactive() -> bool:

@@ -117,17 +117,15 @@ def _beginning(known: Iterable[str], begin: str) -> list[str]:
 
 
 def _tubes(context: click.Context, begin: str) -> list[str]:
-    from geventstalk.cli.client import server_of
-    from geventstalk.config import ConfigError, load
+    from geventstalk.cli.client import SHARED, Context
+    from geventstalk.config import ConfigError
     from geventstalk.remote.errors import ClientError
     from geventstalk.remote.protocol import Beanstalk
 
-    given = {key: context.params.get(key) for key in ("listen", "port")}
-    flags = {key: (value,) if key == "listen" else value for key, value in given.items() if value}
     try:
-        settings, _ = load(flags, os.environ, context.params.get("config"))
-        server = Beanstalk(server_of(settings), _PATIENCE_S)
-    except (ConfigError, ClientError):
+        asked = Context(**{name: context.params.get(name) for name in SHARED})
+        server = Beanstalk(asked.address, _PATIENCE_S, asked.tls, asked.token)
+    except (ConfigError, ClientError, click.UsageError):
         return []
     try:
         names = [name for name in server.tubes() if name.startswith(begin) and name.isprintable()]

@@ -47,19 +47,26 @@ def work(context: Context, jobs: int, tries: int, backoff: float, what: str, com
     that have begun, the second ends at once.
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
-    address = str(context.address) if context.is_named else None
     if command:
         if shutil.which(command[0]) is None:
             raise Failed(f"there is no command {command[0]}", EXIT_USAGE)
         policy = Policy(tries, Backoff(backoff))
         make: Callable[[], Worker] = partial(
-            Worker, partial(_run, command), [what], str(context.address), lambda attempt: policy
+            Worker,
+            partial(_run, command),
+            [what],
+            str(context.address),
+            lambda attempt: policy,
+            tls=context.tls,
+            token=context.token_of_worker,
         )
     else:
+        if context.wants_tls or context.token_of_worker:
+            raise click.UsageError("a module's Tasks have their own TLS and token; these options are for a COMMAND")
         tasks = _tasks_of(what)
         if not tasks.by_name:
             raise Failed(f"{what} has no tasks", EXIT_USAGE)
-        make = partial(tasks.worker, address)
+        make = partial(tasks.worker, str(context.address) if context.is_named else None)
     workers = [make() for _ in range(jobs)]
     _serve(workers)
     done, failed = sum(each.done for each in workers), sum(each.failed for each in workers)

@@ -11,12 +11,15 @@ import http.client
 import json
 import socket
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode, urlsplit
 
 from geventstalk.remote.address import UNIX
-from geventstalk.remote.errors import Absent, Nonsense, NotAllowed, NotDone, Unreachable
+from geventstalk.remote.errors import Absent, Nonsense, NotAllowed, NotDone, Unreachable, why_lost
 from geventstalk.remote.shapes import checked_job
+
+if TYPE_CHECKING:
+    import ssl
 
 _ROOT: Final = "/api/v1"
 _ANSWER_BYTES_MAX: Final = 1 << 28
@@ -45,14 +48,16 @@ class _UnixConnection(http.client.HTTPConnection):
 class Api:
     """The API of one server. `where` is `unix:PATH`, `HOST:PORT` or a URL."""
 
-    def __init__(self, where: str, token: str | None, timeout_s: float, program: str) -> None:
+    def __init__(
+        self, where: str, token: str | None, timeout_s: float, program: str, tls: ssl.SSLContext | None = None
+    ) -> None:
         """Connects at the first request. `program` is the name of this client. Raises BadAddress."""
         self.where: Final = where
         self._timeout_s: Final = timeout_s
         self._headers: Final = {"User-Agent": program, "Accept": "application/json", "X-Geventstalk-Via": "cli"}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
-        self._connection, self._root = _connection(where, timeout_s)
+        self._connection, self._root = _connection(where, timeout_s, tls)
 
     def close(self) -> None:
         self._connection.close()
@@ -153,7 +158,7 @@ class Api:
         except http.client.HTTPException:
             raise self._nonsense() from None
         except OSError as error:
-            raise Unreachable(f"cannot reach the API at {self.where}: {error.strerror or error}") from None
+            raise Unreachable(f"cannot reach the API at {self.where}: {why_lost(error)}") from None
         except (UnicodeError, ValueError) as error:  # the name cannot be encoded
             raise Unreachable(f"cannot reach the API at {self.where}: {error}") from None
 
@@ -217,7 +222,7 @@ def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _connection(where: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
+def _connection(where: str, timeout_s: float, tls: ssl.SSLContext | None) -> tuple[http.client.HTTPConnection, str]:
     if where.startswith(UNIX):
         if where == UNIX:
             raise BadAddress(f"{where} has no path")
@@ -231,5 +236,6 @@ def _connection(where: str, timeout_s: float) -> tuple[http.client.HTTPConnectio
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
         raise BadAddress(f"{where} is no address of an API; write http://HOST:PORT or unix:PATH")
     root = parts.path.rstrip("/").removesuffix(_ROOT) + _ROOT
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.hostname, port, timeout=timeout_s), root
+    if parts.scheme == "https":
+        return http.client.HTTPSConnection(parts.hostname, port, timeout=timeout_s, context=tls), root
+    return http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s), root

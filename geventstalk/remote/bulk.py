@@ -129,7 +129,7 @@ def _each(server: Beanstalk, part: Part, wanted: int, act: Callable[[Beanstalk, 
         wanted -= 1
         yield Step(done=1)
     if wanted > 0:
-        raise NotDone(f"workers take the jobs of {part.tube} faster than this command can")
+        raise NotDone(f"the next job of {part.tube} is gone each time: workers take it, or the user may not change it")
 
 
 def change_ids(server: Beanstalk, action: str, ids: Iterable[int], target: Target) -> Iterator[Step]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from geventstalk.stream import reason_of
+
 
 class ClientError(Exception):
     """The command could not do its work."""
@@ -16,7 +18,11 @@ class Nonsense(ClientError):
 
 
 class NotAllowed(ClientError):
-    """The API wants a token, or another token."""
+    """The server or its API wants a token, or another token, or the user has no right to do that."""
+
+
+class WantsToken(NotAllowed):
+    """The server serves only users, and has not seen whose the connection is."""
 
 
 class NotDone(ClientError):
@@ -25,3 +31,9 @@ class NotDone(ClientError):
 
 class Absent(NotDone):
     """There is no such job or tube, or the job is in another state."""
+
+
+def why_lost(error: OSError) -> str:
+    """Returns why there is no connection, with the option that helps where the peer's certificate is not trusted."""
+    hint = "; --tls-ca names its authority" if hasattr(error, "verify_message") else ""
+    return reason_of(error) + hint

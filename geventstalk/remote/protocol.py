@@ -7,15 +7,27 @@ of errors.py. A call after a loss connects again; what was reserved before is no
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from geventstalk import client
 from geventstalk.client import protocol
 from geventstalk.client.protocol import Command, Reply
 from geventstalk.remote.address import Address
-from geventstalk.remote.errors import Absent, ClientError, Nonsense, NotDone, Unreachable
+from geventstalk.remote.errors import (
+    Absent,
+    ClientError,
+    Nonsense,
+    NotAllowed,
+    NotDone,
+    Unreachable,
+    WantsToken,
+    why_lost,
+)
+
+if TYPE_CHECKING:
+    import ssl
 
 Facts = dict[str, str]
 """Statistics in the server's words."""
@@ -44,26 +56,61 @@ PEEKS: Final = {
 
 
 class Beanstalk:
-    def __init__(self, address: Address, timeout_s: float) -> None:
-        """Connects. Raises Unreachable, and Nonsense when the peer has no statistics of a server."""
+    def __init__(
+        self,
+        address: Address,
+        timeout_s: float,
+        tls: ssl.SSLContext | None = None,
+        token_of_user: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """Connects. Shows the token of the user where the server serves only users, over TLS or a unix socket.
+
+        Raises Unreachable, NotAllowed, and Nonsense when the peer has no statistics of a server.
+        """
         self.address: Final = address
         self.timeout_s: Final = timeout_s
+        self.facts: Facts = {}
+        """The server's statistics at the time of the connection. They prove that this is a server."""
+        self._tls: Final = tls
+        self._token = ""
         self._used = DEFAULT
         self._connection = 0
+        self._client = self._made()
         try:
-            self._client: Final = client.Client(
-                _with_port_number(address), timeout=timeout_s, connect_timeout=timeout_s, attempts=1
+            self.facts = self._first_stats(token_of_user)
+        except BaseException:
+            self.close()
+            raise
+
+    def _made(self) -> client.Client:
+        address, wait_s = self.address, self.timeout_s
+        try:
+            return client.Client(
+                _with_port_number(address),
+                timeout=wait_s,
+                connect_timeout=wait_s,
+                attempts=1,
+                tls=self._tls,
+                token=self._token,
             )
         except ValueError:  # the name cannot be encoded
             raise Unreachable(f"cannot reach the server at {address}: there is no such host") from None
         except OSError as error:
             raise Unreachable(f"cannot reach the server at {address}: {error}") from None
+
+    def _first_stats(self, token_of_user: Callable[[], str | None]) -> Facts:
         try:
-            self.facts: Facts = self.stats()
-            """The server's statistics at the time of the connection. They prove that this is a server."""
-        except BaseException:
-            self.close()
-            raise
+            return self.stats()
+        except WantsToken:
+            if self._tls is None and not self.address.is_unix:  # others could read the token
+                raise
+            token = token_of_user()
+            if token is None:
+                raise
+        self.close()
+        self._token = token
+        self._client = self._made()
+        return self.stats()
 
     def close(self) -> None:
         self._client.close()
@@ -192,20 +239,32 @@ class Beanstalk:
         """Returns the error of errors.py that explains this error to the user."""
         if isinstance(error, client.NotFound):
             return Absent("there is no such job, or its state does not fit")
+        if isinstance(error, client.Unauthorized):
+            if self._token:
+                return NotAllowed(f"the server at {self.address} does not know the token")
+            return WantsToken(
+                f"the server at {self.address} wants the token of a user: --token-file or GEVENTSTALK_TOKEN"
+            )
+        if isinstance(error, client.Forbidden):
+            return NotAllowed(f"the server at {self.address} does not allow that to the user")
         if isinstance(error, client.ServerError):
             return NotDone(_REFUSALS.get(type(error), str(error)))
-        if isinstance(error, client.BadReply):
+        if isinstance(error, client.BadReply) or isinstance(error.__cause__, client.BadReply):
             return self._nonsense()
-        cause = error.__cause__
-        if isinstance(cause, client.BadReply):
-            return self._nonsense()
+        return Unreachable(self._lost(error.__cause__))
+
+    def _lost(self, cause: BaseException | None) -> str:
+        at = self.address
         if isinstance(cause, TimeoutError):
-            return Unreachable(f"the server at {self.address} did not answer within {self.timeout_s:g} s")
+            return f"the server at {at} did not answer within {self.timeout_s:g} s"
         if isinstance(cause, ConnectionRefusedError):
-            return Unreachable(f"no server listens at {self.address}")
-        if isinstance(cause, OSError) and not isinstance(cause, ConnectionError):
-            return Unreachable(f"cannot reach the server at {self.address}: {cause.strerror or cause}")
-        return Unreachable(f"the server at {self.address} closed the connection")
+            return f"no server listens at {at}"
+        is_end = isinstance(cause, ConnectionError) or "EOF" in str(cause)  # of ssl, whose import takes 10 ms
+        if isinstance(cause, OSError) and not is_end:
+            what = "no TLS with" if hasattr(cause, "library") else "cannot reach"
+            return f"{what} the server at {at}: {why_lost(cause)}"
+        is_first = not self.facts and self._tls is None
+        return f"the server at {at} closed the connection" + ("; where it serves TLS, give --tls" if is_first else "")
 
     def _nonsense(self) -> Nonsense:
         return Nonsense(f"what answers at {self.address} does not speak the beanstalk protocol")

@@ -20,8 +20,8 @@ import gevent
 from geventstalk.config import ConfigError
 from geventstalk.config_listeners import Listener, Tls
 from geventstalk.serving.parking import Parking
-from geventstalk.serving.tls import Certificate, Found, TlsStream, reason_of
-from geventstalk.stream import Stream
+from geventstalk.serving.tls import Certificate, Found, TlsStream
+from geventstalk.stream import Stream, reason_of
 
 HANDSHAKE_S: Final = 10.0
 UNFINISHED_MAX: Final = 1024

@@ -20,9 +20,9 @@ from geventstalk.addresses import peer_of
 from geventstalk.cluster.relay import ACCEPTED, LINE_BYTES, Stranger
 from geventstalk.config_listeners import CERTIFICATE, IDENTITIES, UNIX_USER, Listener
 from geventstalk.serving.proxied import NoHeader, header_of, header_of_node
-from geventstalk.serving.tls import READ, WRITE, TlsStream, reason_of
+from geventstalk.serving.tls import READ, WRITE, TlsStream
 from geventstalk.serving.users import account_of
-from geventstalk.stream import Stream
+from geventstalk.stream import Stream, reason_of
 
 PATIENCE_S: Final = 10.0
 """A node that sends nothing for this long before its client's bytes is hung up on."""

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from geventstalk.config import ConfigError
 from geventstalk.config_listeners import Tls
-from geventstalk.stream import Stream
+from geventstalk.stream import Stream, reason_of
 
 READ: Final = 1
 WRITE: Final = 2
@@ -123,14 +123,6 @@ def _require_readable(path: str, *, is_key: bool) -> None:
     if is_key and found.st_mode & _KEY_FORBIDDEN:
         mode = stat.S_IMODE(found.st_mode)
         raise ConfigError(f"others can read or replace the key {path}: its mode is {mode:04o}; chmod 600 is fine")
-
-
-def reason_of(error: Exception) -> str:
-    """Returns why TLS failed, in OpenSSL's words where it has some."""
-    if isinstance(error, ssl.SSLError):
-        text = getattr(error, "verify_message", None) or error.reason or "no PEM of this kind, or an encrypted key"
-        return str(text).replace("_", " ").lower()
-    return getattr(error, "strerror", None) or str(error)
 
 
 class TlsStream(Stream):
