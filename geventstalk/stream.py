@@ -25,7 +25,7 @@ def reason_of(error: BaseException) -> str:
     """Returns why a system call or TLS failed, in the words of the system or of OpenSSL where they have some."""
     if hasattr(error, "library"):  # an error of ssl, whose import takes 10 ms
         text = getattr(error, "verify_message", None) or getattr(error, "reason", None)
-        return str(text or "no PEM of this kind, or an encrypted key").replace("_", " ").lower()
+        return str(text).replace("_", " ").lower() if text else "no PEM of this kind, or an encrypted key"
     return str(getattr(error, "strerror", None) or error)
 
 

@@ -59,7 +59,7 @@ _TLS = {"certificate": "c", "key": "k"}
     ],
 )
 def test_the_server_of_settings_with_listeners(tmp_path: Path, listeners: list[dict[str, object]], found: str) -> None:
-    """The first one that needs no TLS, proxy or token; an address of -l comes before all of them."""
+    """The first one without TLS and proxy, those for tokens last; an address of -l comes before all of them."""
     path = tmp_path / "settings"
     path.write_text(json.dumps({"listeners": listeners}))
     try:

@@ -126,6 +126,8 @@ def test_settings_lead_to_the_listener_with_tls(site: Site, run: Runner) -> None
     del only["listeners"][3:]
     ran = run("stats", "--config", site.file("only", json.dumps(only)))
     assert ran.code == EXIT_USAGE and "give --tls" in ran.err
+    ran = run("connections", "--config", site.file("only", json.dumps(only)), "--api", "127.0.0.1:1")
+    assert ran.code == EXIT_UNREACHABLE and "no API listens" in ran.err, "the address is not needed"
 
 
 @pytest.mark.parametrize(
@@ -133,13 +135,18 @@ def test_settings_lead_to_the_listener_with_tls(site: Site, run: Runner) -> None
     [
         ("open", [], EXIT_UNREACHABLE, "closed the connection; where it serves TLS, give --tls"),
         ("open", ["--tls"], EXIT_UNREACHABLE, "unable to get local issuer certificate; --tls-ca names its authority"),
-        ("open", ["--tls-ca", "trusted", "-l", "localhost"], EXIT_UNREACHABLE, "certificate is not valid for"),
+        (
+            "open",
+            ["--tls-ca", "trusted", "-l", "localhost"],
+            EXIT_UNREACHABLE,
+            "certificate is not valid for 'localhost'.\n",
+        ),
         ("plain", ["--tls-ca", "trusted"], EXIT_UNREACHABLE, "did not answer within 0.5 s"),
         ("token", ["--tls-ca", "trusted"], EXIT_NOT_ALLOWED, "wants the token of a user: --token-file or GEVENTSTALK"),
         ("token", ["--tls-ca", "trusted", "--token-file", "other"], EXIT_NOT_ALLOWED, "does not know the token"),
         ("open", ["--tls-ca", "token"], EXIT_USAGE, "as authority: no certificate or crl found"),
         ("open", ["--tls-ca", "absent"], EXIT_USAGE, "absent as authority: No such file or directory"),
-        ("open", ["--tls-cert", "authority.pem"], EXIT_USAGE, "cannot use certificate"),
+        ("open", ["--tls-cert", "authority.pem"], EXIT_USAGE, ": no PEM of this kind, or an encrypted key"),
         ("open", ["--tls-key", "token"], EXIT_USAGE, "--tls-key is the key of --tls-cert, which is missing"),
     ],
 )
@@ -152,6 +159,17 @@ def test_what_goes_wrong_is_one_line(
     wait = ["--timeout", "0.5"] if name == "plain" else []
     ran = run("stats", "-p", str(site.ports[name]), *(files.get(word, word) for word in words), *wait)
     assert ran.code == code and says in ran.err and ran.err.count("\n") == 1 and not ran.out
+
+
+@pytest.mark.parametrize("token", ["two words", "\udcff", "a\tb"])
+@pytest.mark.parametrize("command", ["stats", "work"])
+def test_what_is_no_token_is_refused(
+    site: Site, run: Runner, monkeypatch: pytest.MonkeyPatch, command: str, token: str
+) -> None:
+    monkeypatch.setenv("GEVENTSTALK_TOKEN", token)
+    words = {"stats": [], "work": ["t", "--", "true"]}[command]
+    ran = run(command, *site.to("token"), *words)
+    assert ran.code == EXIT_USAGE and "$GEVENTSTALK_TOKEN holds no token" in ran.err and ran.err.count("\n") == 1
 
 
 def test_a_token_never_goes_out_in_plain_text(run: Runner, tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_the_room_that_is_kept_back_is_in_proportion(
     jobs.fill()
 
     def has_a_third() -> bool:
-        jobs.put(20)  # while a segment is being sealed there is less room for a moment
+        jobs.put(20)  # the bytes of a segment that is being sealed stand twice for a moment
         return 900 * len(jobs.bodies) > 16 * MIB / 3 - MIB
 
     until(has_a_third, "jobs get a third of the disk")

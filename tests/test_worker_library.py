@@ -436,7 +436,17 @@ def test_a_module_names_its_server_unless_the_command_does(client: Client, addre
         "    pass\n"
     )
     port = address.rpartition(":")[2]
-    for words, variable in (([], ""), (["-p", "1"], ""), (["-p", port], ""), ([], "1"), ([], port)):
+    listener = {"address": "127.0.0.1:1", "tls": {"certificate": "c", "key": "k"}}
+    (tmp_path / "tls").write_text(json.dumps({"listeners": [listener]}))  # where only the Tasks could connect
+    cases: list[tuple[list[str], str]] = [
+        ([], ""),
+        (["-p", "1"], ""),
+        (["-p", port], ""),
+        ([], "1"),
+        ([], port),
+        (["--config", "tls"], ""),
+    ]
+    for words, variable in cases:
         client.put('{"task":"report","args":[],"kwargs":{}}')
         environment = {**os.environ, **({"GEVENTSTALK_PORT": variable} if variable else {})}
         command = [*GEVENTSTALK, "work", *words, "there"]

@@ -55,17 +55,29 @@ class Context:
             flags["listen"] = (listen,)
         if port is not None:
             flags["port"] = port
-        settings, _ = load(flags, os.environ, config)
+        self._settings, _ = load(flags, os.environ, config)
+        self._is_flagged: Final = bool(flags)
         self._tls_files: Final = [options[name] for name in ("tls_ca", "tls_cert", "tls_key")]
         self.wants_tls: Final = bool(options["tls"] or any(self._tls_files))
-        self.address: Final = server_of(settings, tls=self.wants_tls)
-        self.is_named: Final = bool(flags) or self.address != server_of(Settings())
         self.json: Final[bool] = options["json"]
         self.timeout_s: Final[float] = options["timeout"]
         self._api_where: Final[str | None] = options["api"]
         self._token_file: Final[str | None] = options["token_file"]
         self._servers: list[Beanstalk] = []
         self._api: Api | None = None
+
+    @functools.cached_property
+    def address(self) -> address.Address:
+        """Returns the address of the server's port. Raises ConfigError when the settings name none that fits."""
+        return server_of(self._settings, tls=self.wants_tls)
+
+    @property
+    def is_named(self) -> bool:
+        """Returns whether an option or a setting names an address that fits."""
+        try:
+            return self._is_flagged or self.address != server_of(Settings())
+        except ConfigError:
+            return False
 
     @property
     def server(self) -> Beanstalk:
@@ -157,7 +169,7 @@ class Context:
     def token(self) -> str | None:
         """Returns the token of --token-file or of the environment. Raises UsageError."""
         if self._token_file is None:
-            return os.environ.get(ENV_TOKEN) or None
+            return _word_of(os.environ.get(ENV_TOKEN, ""), f"${ENV_TOKEN}") or None
         try:
             with open(self._token_file, encoding="utf-8") as file:
                 text = file.read(65536)
@@ -165,9 +177,8 @@ class Context:
             why = error.strerror if isinstance(error, OSError) else "it is no text"
             raise click.UsageError(f"cannot read {self._token_file}: {why}") from None
         lines = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-        if not lines or not lines[0][-1].isascii() or not lines[0][-1].isprintable():
-            raise click.UsageError(f"{self._token_file} holds no token")
-        return lines[0][-1]  # also of a line of the server's own file, NAME ROLE TOKEN
+        # The last word, also of a line of the server's own file, NAME ROLE TOKEN.
+        return _word_of(lines[0][-1] if lines else " ", self._token_file)
 
     def close(self) -> None:
         for server in self._servers:
@@ -185,6 +196,13 @@ class Context:
         """Prints a sentence for people. --json prints objects only."""
         if not self.json:
             click.echo(one_line(text))
+
+
+def _word_of(text: str, where: str) -> str:
+    """Returns a token, or nothing. Raises UsageError for characters that no token has."""
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise click.UsageError(f"{where} holds no token")
+    return text
 
 
 def server_of(settings: Settings, *, tls: bool = False) -> address.Address:
@@ -222,6 +240,8 @@ def client_command(name: str) -> Callable[[Callable[..., int]], click.Command]:
                 raise Failed(str(error), EXIT_USAGE) from None
             try:
                 return function(context, **words)
+            except ConfigError as error:  # the settings name no address that fits
+                raise Failed(str(error), EXIT_USAGE) from None
             except ClientError as error:
                 raise Failed(str(error), exit_code(error)) from None
             except BadAddress as error:

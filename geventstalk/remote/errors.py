@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from geventstalk.stream import reason_of
+
+_UNKNOWN_AUTHORITY: Final = (18, 19, 20, 21)
+"""OpenSSL's codes for a certificate whose authority is not trusted (X509_STORE_CTX_get_error(3))."""
 
 
 class ClientError(Exception):
@@ -35,5 +40,5 @@ class Absent(NotDone):
 
 def why_lost(error: OSError) -> str:
     """Returns why there is no connection, with the option that helps where the peer's certificate is not trusted."""
-    hint = "; --tls-ca names its authority" if hasattr(error, "verify_message") else ""
+    hint = "; --tls-ca names its authority" if getattr(error, "verify_code", 0) in _UNKNOWN_AUTHORITY else ""
     return reason_of(error) + hint
